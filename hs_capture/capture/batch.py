@@ -1,0 +1,67 @@
+"""Whose rows a forward pass computes, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One request. `key` is unique in this process; `rid` is what the client sent."""
+
+    key: int
+    rid: str
+    input_ids: npt.NDArray[np.int64]
+    """Token ids of the prompt, int64 [T]."""
+    cached_tokens: int
+    """How many of them SGLang took from its prefix cache."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Prompt positions [start, stop) of `request`; they lie from row `row` of the batch on."""
+
+    request: Request
+    start: int
+    stop: int
+    row: int
+
+    @property
+    def last(self) -> bool:
+        """Whether the prompt ends with these rows."""
+        return self.stop == self.request.num_tokens
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The wanted rows of one forward pass, in batch order."""
+
+    rows: tuple[Rows, ...]
+    total_rows: int
+    """Rows of all requests together, wanted or not; a tensor may have padding beyond them."""
+
+
+def batch_of(extents: Iterable[tuple[Request | None, int, int]]) -> Batch:
+    """Return the batch of requests given as (request, prefix length, extend length) in row order.
+
+    A request is None when none of its rows is wanted. Positions beyond a prompt's end are
+    generated tokens, which a decode step or a retracted request computes; they are left out.
+    """
+    rows: list[Rows] = []
+    row = 0
+    for request, prefix, extend in extents:
+        if request is not None:
+            stop = min(prefix + extend, request.num_tokens)
+            if prefix < stop:
+                rows.append(Rows(request, prefix, stop, row))
+        row += extend
+    return Batch(tuple(rows), row)

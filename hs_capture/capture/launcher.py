@@ -1,0 +1,75 @@
+"""Start the writer process, wake it, and start another one should it die."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hs_capture.ring.producer import Producer
+from hs_capture.writer.config import WriterConfig
+
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv[1]); from hs_capture.writer.__main__ import main; main()"
+)
+START_SECONDS = 30.0
+
+
+class WriterLauncher:
+    """One writer process at a time, reading one ring."""
+
+    def __init__(
+        self, producer: Producer, config: WriterConfig, environ: Mapping[str, str]
+    ) -> None:
+        """Prepare; `start` starts. The descriptors in `config` are filled in by `start`."""
+        self._producer = producer
+        self._config = config
+        self._environ = environ
+        self._bell = -1
+
+    def start(self) -> None:
+        """Start a writer and return when it has detached itself.
+
+        The writer is no child that anybody must wait for: the started program forks and ends. The
+        pipe is its lifeline too: it reads end of file when this process is gone, however it went.
+
+        Raises:
+            OSError, subprocess.SubprocessError: it could not be started.
+        """
+        bell, self._bell = os.pipe()
+        os.set_blocking(self._bell, False)
+        config = replace(self._config, ring=self._producer.descriptor, bell=bell)
+        root = str(Path(__file__).resolve().parents[2])
+        try:
+            subprocess.run(
+                [sys.executable, "-c", _PROGRAM, root],
+                input=config.encode(),
+                pass_fds=(self._producer.descriptor, bell),
+                env=dict(self._environ),
+                cwd="/",
+                start_new_session=True,
+                check=True,
+                timeout=START_SECONDS,
+            )
+        finally:
+            os.close(bell)
+
+    def wake(self) -> bool:
+        """Tell the writer that there is news; return False when there is no writer any more."""
+        try:
+            os.write(self._bell, b"\0")
+        except BlockingIOError:
+            # The pipe is full of wake-ups that the writer has yet to hear.
+            return True
+        except BrokenPipeError:
+            return False
+        return True
+
+    def restart(self) -> None:
+        """Start another writer in place of one that died. It goes on where that one was."""
+        os.close(self._bell)
+        self._producer.count("writer_restarts")
+        self.start()

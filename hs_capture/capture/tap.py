@@ -1,0 +1,296 @@
+"""Put the wanted rows of a forward pass into the ring."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hs_capture.capture.batch import Batch, Request, Rows
+from hs_capture.capture.launcher import WriterLauncher
+from hs_capture.errors import ConfigError
+from hs_capture.ring.message import Closed, Lost, Message, Opened, Segment
+from hs_capture.ring.producer import Producer, Slot
+from hs_capture.writer.config import StreamSpec
+
+POLL_SECONDS = 0.001
+SMALLEST_ENTRY_ROWS = 16
+TOKEN_ID_BYTES = 8
+MESSAGE_ROOM = 64 * 1024
+"""Part of an entry's budget that is kept for its message."""
+BOOKKEEPING_SHARE = 16
+"""One part in this many of the ring is kept for messages without rows, so that a full ring still
+takes word of what was dropped."""
+
+
+@dataclass
+class Draft:
+    """The content of one entry while it is put together."""
+
+    opened: list[Request] = field(default_factory=list)
+    parts: list[Rows] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    closed: list[Closed] = field(default_factory=list)
+    rows: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not (self.opened or self.parts or self.lost or self.closed)
+
+    @property
+    def id_bytes(self) -> int:
+        """Size of the token ids that travel with the opened requests."""
+        return sum(request.input_ids.nbytes for request in self.opened)
+
+    def message(self) -> Message:
+        """Return the draft as the message that the writer reads."""
+        segments = []
+        row = 0
+        for part in self.parts:
+            segments.append(Segment(part.request.key, part.start, part.stop, row))
+            row += part.stop - part.start
+        return Message(
+            opened=[Opened(r.key, r.rid, r.num_tokens, r.cached_tokens) for r in self.opened],
+            rows=self.rows,
+            segments=segments,
+            lost=self.lost,
+            closed=self.closed,
+        )
+
+    def without_rows(self, reason: str) -> Draft:
+        """Return the draft with its rows given up for `reason`."""
+        lost = [Lost(part.request.key, part.start, part.stop, reason) for part in self.parts]
+        return Draft(opened=self.opened, lost=[*self.lost, *lost], closed=self.closed)
+
+
+@dataclass(frozen=True)
+class Overload:
+    """What to do while the ring is full."""
+
+    block: bool
+    timeout: float
+    """Seconds to hold the server up before rows are dropped."""
+
+
+class Tap:
+    """Copies rows into the ring and tells the writer what they are. Used by one thread."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        launcher: WriterLauncher,
+        streams: Sequence[StreamSpec],
+        overload: Overload,
+        longest_prompt: int,
+    ) -> None:
+        """Each batch will bring one tensor per stream, in the order of `streams`.
+
+        `longest_prompt` is in tokens.
+
+        Raises:
+            ConfigError: the ring is too small for these streams or prompts.
+        """
+        self._producer = producer
+        self._launcher = launcher
+        self._streams = streams
+        self._dtypes = [getattr(torch, stream.dtype) for stream in streams]
+        self._row_sizes: list[int] = [
+            stream.width * dtype.itemsize
+            for stream, dtype in zip(streams, self._dtypes, strict=True)
+        ]
+        self._row_bytes = sum(self._row_sizes)
+        self._budget = producer.largest_entry // 2 - MESSAGE_ROOM
+        smallest = SMALLEST_ENTRY_ROWS * self._row_bytes + longest_prompt * TOKEN_ID_BYTES
+        if self._budget < smallest:
+            raise ConfigError(
+                f"SGLANG_HS_BUFFER={producer.region.capacity} bytes are too few for rows of "
+                f"{self._row_bytes} bytes and prompts of {longest_prompt} tokens; "
+                f"give at least {4 * (smallest + MESSAGE_ROOM)}"
+            )
+        self._overload = overload
+        self._dropping = False
+        self._open: dict[int, Request] = {}
+        self._done: set[int] = set()
+        self._owed: deque[Draft] = deque()
+
+    def wants(self, batch: Batch) -> bool:
+        """Whether any row of `batch` is still to be captured."""
+        return any(rows.request.key not in self._done for rows in batch.rows)
+
+    def capture(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Take the wanted rows of `tensors`, one [rows, width] tensor per stream.
+
+        Rows beyond `batch.total_rows` are padding. Returns when the rows are in the ring.
+
+        Raises:
+            ValueError: a tensor has another shape or dtype than its stream.
+        """
+        self._check(batch, tensors)
+        draft = Draft()
+        for rows in self._unfinished(batch):
+            if self._room(draft) * self._row_bytes < rows.request.input_ids.nbytes:
+                draft = self._send(draft, tensors)
+            self._open_in(draft, rows.request)
+            start = rows.start
+            while start < rows.stop:
+                room = self._room(draft)
+                if room <= 0:
+                    draft = self._send(draft, tensors)
+                    continue
+                stop = min(rows.stop, start + room)
+                draft.parts.append(Rows(rows.request, start, stop, rows.row + start - rows.start))
+                draft.rows += stop - start
+                start = stop
+            self._close_in(draft, rows)
+        self._send(draft, tensors)
+
+    def lose(self, batch: Batch, reason: str) -> None:
+        """Record that the wanted rows of `batch` will never come."""
+        draft = Draft()
+        for rows in self._unfinished(batch):
+            self._open_in(draft, rows.request)
+            draft.lost.append(Lost(rows.request.key, rows.start, rows.stop, reason))
+            self._close_in(draft, rows)
+        self._send(draft, ())
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Say that these requests do not exist any more in the server."""
+        draft = Draft()
+        for key in keys:
+            self._done.discard(key)
+            if self._open.pop(key, None) is not None:
+                draft.closed.append(Closed(key, "aborted"))
+        self._send(draft, ())
+
+    def report(self, error: str) -> None:
+        """Pass an error text of the server on to the status file."""
+        message = Message(error=error).encode()
+        slot = self._producer.reserve(len(message), 0)
+        if slot is not None:
+            self._publish(slot, message)
+
+    def _check(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        for stream, dtype, tensor in zip(self._streams, self._dtypes, tensors, strict=True):
+            rows, width = tensor.shape
+            if rows < batch.total_rows or width != stream.width or tensor.dtype != dtype:
+                raise ValueError(
+                    f"{stream.name}: got {rows} x {width} {tensor.dtype}, expected at least "
+                    f"{batch.total_rows} x {stream.width} {dtype}"
+                )
+
+    def _unfinished(self, batch: Batch) -> list[Rows]:
+        """Return the rows of `batch` whose request is not complete yet.
+
+        A request that SGLang retracts after its prefill is prefilled again: nothing of it is new.
+        """
+        return [rows for rows in batch.rows if rows.request.key not in self._done]
+
+    def _room(self, draft: Draft) -> int:
+        """Return how many more rows fit into the entry that `draft` becomes."""
+        used = draft.rows * self._row_bytes + draft.id_bytes
+        return (self._budget - used) // self._row_bytes
+
+    def _open_in(self, draft: Draft, request: Request) -> None:
+        if request.key not in self._open:
+            self._open[request.key] = request
+            draft.opened.append(request)
+
+    def _close_in(self, draft: Draft, rows: Rows) -> None:
+        if rows.last:
+            del self._open[rows.request.key]
+            self._done.add(rows.request.key)
+            draft.closed.append(Closed(rows.request.key))
+
+    def _send(self, draft: Draft, tensors: Sequence[torch.Tensor]) -> Draft:
+        """Publish `draft` and return an empty one to go on with.
+
+        Rows that find no room in time are dropped; word of them always goes out, later if need be.
+        """
+        self._pay_owed()
+        if draft.empty:
+            return Draft()
+        message = draft.message().encode()
+        payload = draft.rows * self._row_bytes + draft.id_bytes
+        slot = None if self._owed else self._reserve(len(message), payload)
+        if slot is not None:
+            self._fill(slot.payload, draft, tensors)
+            self._publish(slot, message)
+        else:
+            self._producer.count("rows_dropped", draft.rows)
+            self._owed.append(draft.without_rows("dropped"))
+            self._pay_owed()
+        return Draft()
+
+    def _pay_owed(self) -> None:
+        """Publish what is owed, as far as there is room in the share kept for it."""
+        while self._owed:
+            message = self._owed[0].message().encode()
+            slot = self._producer.reserve(len(message), self._owed[0].id_bytes)
+            if slot is None:
+                return
+            self._fill(slot.payload, self._owed.popleft(), ())
+            self._publish(slot, message)
+
+    def _reserve(self, message: int, payload: int) -> Slot | None:
+        """Find room for rows; while there is none, do what the user chose for that case."""
+        kept = self._producer.region.capacity // BOOKKEEPING_SHARE
+        if self._dropping and self._producer.free < self._producer.region.capacity // 2:
+            return None
+        self._dropping = False
+        started = time.monotonic()
+        while True:
+            if payload + message + kept <= self._producer.free:
+                slot = self._producer.reserve(message, payload)
+                if slot is not None:
+                    return slot
+            waited = time.monotonic() - started
+            if not self._overload.block or waited >= self._overload.timeout:
+                self._dropping = self._overload.block
+                return None
+            self._wake()
+            time.sleep(POLL_SECONDS)
+            self._producer.count("blocked_microseconds", int(POLL_SECONDS * 1e6))
+
+    def _fill(self, payload: memoryview, draft: Draft, tensors: Sequence[torch.Tensor]) -> None:
+        offset = 0
+        for tensor, row_size in zip(tensors, self._row_sizes, strict=False):
+            size = draft.rows * row_size
+            if size:
+                rows = torch.frombuffer(payload[offset : offset + size], dtype=tensor.dtype)
+                self._copy(rows.view(draft.rows, -1), draft.parts, tensor)
+            offset += size
+        for request in draft.opened:
+            size = request.input_ids.nbytes
+            payload[offset : offset + size] = request.input_ids.data.cast("B")
+            offset += size
+
+    @staticmethod
+    def _copy(target: torch.Tensor, parts: Sequence[Rows], source: torch.Tensor) -> None:
+        row = 0
+        for part in parts:
+            count = part.stop - part.start
+            target[row : row + count].copy_(source[part.row : part.row + count])
+            row += count
+
+    def _publish(self, slot: Slot, message: bytes) -> None:
+        self._producer.publish(slot, message)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake the writer; should it be dead, start another and repeat what is not finished.
+
+        The rows that the dead writer had not published yet are lost.
+        """
+        if self._launcher.wake():
+            return
+        self._launcher.restart()
+        again = Draft(opened=list(self._open.values()))
+        again.lost = [
+            Lost(request.key, 0, request.num_tokens, "writer_died") for request in again.opened
+        ]
+        self._owed.append(again)
+        self._launcher.wake()

@@ -1,0 +1,117 @@
+"""The command `hs-capture`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import hs_capture
+
+if TYPE_CHECKING:
+    from hs_capture.verify.report import Report
+
+USAGE_ERROR = 4
+"""Exit code for a command line that is not understood; lower ones are answers of verify."""
+
+_DESCRIPTION = """\
+Tell whether hidden states are captured and whether the files are right.
+Exit code 0: fired and sound; 1: attached, nothing captured yet; 2: not attached;
+3: captures damaged; 4: wrong usage."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # argparse would exit with 2, which is an answer of verify.
+        self.print_usage(sys.stderr)
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None, program: str | None = None) -> int:
+    """Run the command with `arguments` (default: those of the process); returns its exit code.
+
+    `program` is the name in usage texts, where the command is not started as `hs-capture`. Wrong
+    usage raises SystemExit with code 4, --help and --version with code 0.
+    """
+    parsed = _parser(program).parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = parsed.run
+    return run(parsed)
+
+
+def _parser(program: str | None) -> _Parser:
+    parser = _Parser(
+        prog="hs-capture",
+        description="Capture hidden states from an SGLang server.",
+        epilog="Capture itself is switched on by SGLANG_HS_DUMP_DIR in the server's environment.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"hs-capture {hs_capture.__version__}"
+    )
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    _add_verify(commands, program)
+    return parser
+
+
+def _add_verify(commands: argparse._SubParsersAction[_Parser], program: str | None) -> None:
+    verify = commands.add_parser(
+        "verify",
+        prog=program,
+        help="did the hook fire, and are the files right?",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verify.add_argument(
+        "--dump-dir",
+        type=_path,
+        metavar="DIR",
+        help="the directory of the captures, or of one run (default: $SGLANG_HS_DUMP_DIR)",
+    )
+    amount = verify.add_mutually_exclusive_group()
+    amount.add_argument(
+        "--sample",
+        type=_count,
+        default=32,
+        metavar="N",
+        help="read the newest N captures of each run (default: 32)",
+    )
+    amount.add_argument("--all", action="store_true", help="read all captures")
+    verify.add_argument("--json", action="store_true", help="print one JSON object")
+    verify.set_defaults(run=_verify)
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text).absolute()
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) < 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from hs_capture.verify.diagnosis import diagnose
+
+    report = diagnose(parsed.dump_dir, None if parsed.all else parsed.sample)
+    _print(report, as_json=parsed.json)
+    return report.verdict.exit_code
+
+
+def _print(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        import orjson
+
+        text = orjson.dumps(report.to_object(), option=orjson.OPT_INDENT_2).decode()
+    else:
+        text = report.to_text()
+    # Names of files and rids may hold anything; a narrow terminal encoding must not stop us.
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Which captures lie under a directory: the files themselves, described by the index where it can.
+
+The files are the truth. A file that no index names is described by its own footer, and an index
+line whose file is gone describes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hs_capture.errors import FormatError
+from hs_capture.format.container import ContainerReader
+from hs_capture.format.index import IndexEntry, read_index
+from hs_capture.format.metadata import CaptureMetadata
+from hs_capture.format.run import RunInfo
+
+SUFFIX = ".hsc"
+RUN_FILE = "run.json"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The captures of one run, in publish order; or those under a directory without any run."""
+
+    directory: Path
+    run: RunInfo | None
+    entries: tuple[IndexEntry, ...]
+
+    def path_of(self, entry: IndexEntry) -> Path:
+        """Where the file of `entry` is."""
+        return self.directory / str(entry.file)
+
+
+def find_catalogs(path: Path) -> list[Catalog]:
+    """The catalogs under `path`, oldest run first; captures that belong to no run come before.
+
+    It is safe while a server writes there: what is published meanwhile is seen or not, as a whole.
+    Raises `FormatError` for a damaged run.json, and for a damaged file that no index names.
+    """
+    catalogs = []
+    loose: list[str] = []
+    for folder, subfolders, names in os.walk(path, onerror=_raise_unless_gone):
+        if RUN_FILE in names:
+            catalogs.append(_catalog_of_run(Path(folder)))
+            subfolders.clear()
+        else:
+            loose += (_relative(Path(folder, name), path) for name in names if _is_capture(name))
+    if loose:
+        # Several runs may have been put together here, so only the time can order them.
+        entries = sorted(_described(path, loose), key=lambda e: (e.published, e.sequence, e.file))
+        catalogs.append(Catalog(path, None, tuple(entries)))
+    return sorted(catalogs, key=_age)
+
+
+def _age(catalog: Catalog) -> tuple[float, str]:
+    return (catalog.run.created, catalog.run.run_id) if catalog.run else (-math.inf, "")
+
+
+def _catalog_of_run(directory: Path) -> Catalog:
+    run = RunInfo.read(directory / RUN_FILE)
+    # First the index, then the files: the other way round, a file that is published in between
+    # would look like one that is gone.
+    indexed = {entry.file: entry for entry in _indexed(directory)}
+    files = [
+        _relative(Path(folder, name), directory)
+        for folder, _, names in os.walk(directory, onerror=_raise_unless_gone)
+        for name in names
+        if _is_capture(name)
+    ]
+    entries = [indexed[file] for file in files if file in indexed]
+    entries += _described(directory, (file for file in files if file not in indexed))
+    return Catalog(directory, run, tuple(sorted(entries, key=lambda e: (e.sequence, e.file))))
+
+
+def _indexed(directory: Path) -> Iterable[IndexEntry]:
+    for path in sorted(directory.glob("index-*.jsonl")):
+        yield from _readable(path)
+
+
+def _readable(index: Path) -> list[IndexEntry]:
+    try:
+        return read_index(index)
+    except FormatError as error:
+        _log.warning("index passed over, capture files are read instead: %s", error)
+        return []
+
+
+def _described(directory: Path, files: Iterable[str]) -> Iterable[IndexEntry]:
+    for file in files:
+        # A file may have been taken away by its consumer since it was listed.
+        with suppress(FileNotFoundError):
+            yield describe(directory, file)
+
+
+def describe(directory: Path, file: str) -> IndexEntry:
+    """The index entry of the capture at `file` under `directory`, from the capture's own footer."""
+    with ContainerReader(directory / file) as reader:
+        metadata = CaptureMetadata.from_object(reader.metadata, f"{reader.path}: metadata")
+        return IndexEntry(
+            sequence=metadata.sequence,
+            file=file,
+            rid=metadata.rid,
+            num_tokens=metadata.num_tokens,
+            rows=metadata.num_tokens - sum(stop - start for start, stop in metadata.missing),
+            complete=metadata.complete,
+            incomplete_reason=metadata.incomplete_reason,
+            missing=metadata.missing,
+            raw_bytes=reader.raw_bytes,
+            stored_bytes=reader.size,
+            published=metadata.captured_at,
+        )
+
+
+def _is_capture(name: str) -> bool:
+    return name.endswith(SUFFIX)
+
+
+def _relative(path: Path, directory: Path) -> str:
+    return path.relative_to(directory).as_posix()
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -1,0 +1,45 @@
+"""The metadata of a capture file: whose rows it holds, and which of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hs_capture.format.record import Record
+from hs_capture.format.run import LAYER_CONVENTION
+
+INPUT_IDS = "input_ids"
+PRE_NORM = "final.pre_norm"
+POST_NORM = "final.post_norm"
+
+
+def layer_stream(layer: int) -> str:
+    """The name of the stream with the output of decoder layer `layer`; -1 is the embedding."""
+    return f"layer.{layer}"
+
+
+@dataclass(frozen=True)
+class CaptureMetadata(Record):
+    """What every capture file says in its footer; files may say more.
+
+    `num_tokens` is the length of the prompt and of every stream, `missing` its rows that no layer
+    stream holds, as [start, stop) pairs. `final` names the final states that are stored:
+    "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds.
+    """
+
+    rid: str
+    sequence: int
+    num_tokens: int
+    complete: bool
+    incomplete_reason: str | None
+    missing: tuple[tuple[int, int], ...]
+    layer_ids: tuple[int, ...]
+    final: tuple[str, ...]
+    hidden_size: int
+    dtype: str
+    run_id: str
+    rank: str
+    hs_capture_version: str
+    sglang_version: str
+    model_class: str
+    captured_at: float
+    layer_convention: str = LAYER_CONVENTION

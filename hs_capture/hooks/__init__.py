@@ -1,0 +1,63 @@
+"""The only place that knows SGLang's names.
+
+``install`` asks wrapt to wrap SGLang's classes when their modules load. ``runner`` wraps the model
+runner (which model is served, which batch runs), ``model`` wraps the model (where the states are),
+``requests`` says whose rows a batch has, ``layers`` settles which layers are wanted, ``compat``
+knows what this SGLang offers, ``session`` connects all of it to the ring.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import wrapt
+
+DEEPSEEK_V2 = "sglang.srt.models.deepseek_v2"
+FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info"
+MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+
+_installed = False
+wrapped: list[str] = []
+"""The functions of SGLang that are wrapped in this process, by full name."""
+
+
+def install() -> None:
+    """Have SGLang's classes wrapped when their modules load. A second call does nothing.
+
+    Imports neither torch nor SGLang.
+    """
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for module, functions in {
+        DEEPSEEK_V2: {
+            "DeepseekV2ForCausalLM.__init__": ("model", "around_causal_lm_init"),
+            "DeepseekV2Model.forward": ("model", "around_model_forward"),
+        },
+        FORWARD_BATCH: {"ForwardBatch.init_new": ("runner", "around_init_new")},
+        MODEL_RUNNER: {
+            "ModelRunner.load_model": ("runner", "around_load_model"),
+            "ModelRunner.forward": ("runner", "around_forward"),
+        },
+    }.items():
+        wrapt.register_post_import_hook(_wrapper_of(functions), module)
+
+
+def _wrapper_of(functions: dict[str, tuple[str, str]]) -> Callable[[ModuleType], None]:
+    """Return the hook that wraps `functions` of a module that was just imported."""
+
+    def wrap(module: ModuleType) -> None:
+        # An exception from here would make SGLang drop the module from its model registry with a
+        # warning and serve without us (its models/registry.py swallows import errors).
+        try:
+            for name, (file, wrapper) in functions.items():
+                ours = __import__(f"{__name__}.{file}", fromlist=[wrapper])
+                wrapt.wrap_function_wrapper(module, name, getattr(ours, wrapper))
+                wrapped.append(f"{module.__name__}.{name}")
+        except Exception as error:
+            print(f"hs-capture: not active: {module.__name__}: {error!r}", file=sys.stderr)
+
+    return wrap

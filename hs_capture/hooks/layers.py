@@ -1,0 +1,81 @@
+"""Layer ids and their conventions.
+
+Ours: id L is the output of decoder layer L, counted from 0; -1 is the output of the embedding.
+SGLang's ``layers_to_capture``: id i is the input of layer i, so i = L + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hs_capture.errors import ConfigError
+from hs_capture.settings import LAYERS, LayerChoice
+
+EMBEDDING = -1
+
+
+def internal_id(layer: int) -> int:
+    """Return SGLang's id for the output of decoder layer `layer`."""
+    return layer + 1
+
+
+def settle_layers(
+    choice: LayerChoice,
+    num_layers: int,
+    first_local: int,
+    eagle3_rule: Callable[[tuple[int, ...]], tuple[int, ...]],
+) -> tuple[int, ...]:
+    """Return the layer ids to capture, ascending, for a model of `num_layers` decoder layers.
+
+    `first_local` is the first layer that this pipeline stage holds; `eagle3_rule` turns the ids of
+    a draft model's config into SGLang's internal ids.
+
+    Raises:
+        ConfigError: an id is out of range, twice there, or not on this pipeline stage.
+    """
+    asked = _asked(choice, num_layers, eagle3_rule)
+    last = num_layers - 1
+    for layer in asked:
+        if layer == last:
+            raise ConfigError(
+                f"{LAYERS}: layer {layer} is the last of this model's {num_layers} layers. Its "
+                "output is the final hidden state before the norm, which SGLANG_HS_FINAL=pre_norm "
+                "stores; leave it out here"
+            )
+        if not EMBEDDING <= layer < last:
+            raise ConfigError(
+                f"{LAYERS}: layer {layer} does not exist: this model has {num_layers} layers, so "
+                f"ids go from -1 (the embedding) to {last - 1}"
+            )
+        if internal_id(layer) < first_local:
+            raise ConfigError(
+                f"{LAYERS}: layer {layer} is computed by an earlier pipeline stage; the last stage "
+                f"begins with layer {first_local} and can capture from {first_local - 1} on. "
+                "Choose such layers or serve with --pp-size 1"
+            )
+    if len(set(asked)) < len(asked):
+        raise ConfigError(f"{LAYERS}: {_listed(asked)} names a layer twice")
+    return tuple(sorted(asked))
+
+
+def _asked(
+    choice: LayerChoice,
+    num_layers: int,
+    eagle3_rule: Callable[[tuple[int, ...]], tuple[int, ...]],
+) -> tuple[int, ...]:
+    if choice.kind == "eagle3":
+        return tuple(internal - 1 for internal in eagle3_rule(choice.ids))
+    if choice.kind == "ids":
+        return choice.ids
+    # EAGLE-3's low, middle and high layer (SpecForge, ModelOpt; the same as SGLang's default).
+    layers = (1, num_layers // 2 - 1, num_layers - 4)
+    if not 1 < layers[1] < layers[2]:
+        raise ConfigError(
+            f"{LAYERS}=auto needs a model of 7 or more layers, this one has {num_layers}; "
+            "name the layers"
+        )
+    return layers
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return ",".join(map(str, layers))

@@ -1,0 +1,171 @@
+"""Hooks on the model: where the hidden states are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from hs_capture.hooks.compat import ROWLESS_MODES
+from hs_capture.hooks.guard import Guard
+from hs_capture.hooks.layers import internal_id
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+HIDDEN_ARGUMENT, AUX_ARGUMENT = 1, 4
+"""Positions of ``hidden_states`` and ``aux_hidden_states`` in ``LogitsProcessor.forward`` (the same
+in SGLang 0.5.4 to 0.5.23)."""
+BATCH_ARGUMENT = 2
+"""Position of ``forward_batch`` in ``DeepseekV2Model.forward``."""
+
+
+class Attachment:
+    """Our hooks on the one served model: it hands over the states of each wanted forward pass.
+
+    States leave the model as its output, (hidden, [aux..., pre-norm]), and are taken out again
+    before SGLang's logits processor: tensor operations in between may be part of a CUDA graph.
+    """
+
+    def __init__(
+        self, causal_lm: Any, layer_ids: tuple[int, ...], pre_norm: bool, guard: Guard
+    ) -> None:
+        """Switch SGLang's layer capture on in `causal_lm`, a DeepseekV2ForCausalLM.
+
+        With `pre_norm` the final state before the norm is handed over too.
+        """
+        self.causal_lm = causal_lm
+        self.model = causal_lm.model
+        self.layer_ids = layer_ids
+        self.wants_batch: Callable[[], bool | None] = lambda: None
+        """Whether the running batch has wanted rows; None when no batch was announced."""
+        self.receive: Callable[[list[torch.Tensor], torch.Tensor], None] | None = None
+        """Called with (aux states and, if asked for, the pre-norm state; the post-norm state)."""
+        self._takes_pre_norm = pre_norm
+        self._pre_norm: torch.Tensor | None = None
+        self._capturing = False
+        self._guard = guard
+        self.model.layers_to_capture = [internal_id(layer) for layer in layer_ids]
+        causal_lm.capture_aux_hidden_states = True
+        if pre_norm:
+            self.model.norm.register_forward_hook(self._on_norm)
+        causal_lm.logits_processor.register_forward_pre_hook(self._on_logits, with_kwargs=True)
+
+    def forward(self, wrapped: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        """Run ``DeepseekV2Model.forward`` with layer capture on only where rows are wanted."""
+        wanted = False
+        with self._guard("deciding whether a batch is captured"):
+            wanted = self._is_wanted(args, kwargs)
+        if not wanted:
+            with self._switched_off():
+                return wrapped(*args, **kwargs), None
+        self._capturing = True
+        try:
+            result = wrapped(*args, **kwargs)
+        finally:
+            self._capturing = False
+        if not isinstance(result, tuple):
+            # No layer was captured on the way; the batch is then recorded as lost.
+            return result, None
+        hidden, aux = result
+        states = [aux] if isinstance(aux, torch.Tensor) else list(aux)
+        if self._takes_pre_norm and self._pre_norm is not None:
+            states.append(self._pre_norm)
+        self._pre_norm = None
+        return hidden, states
+
+    def _is_wanted(self, args: Args, kwargs: Kwargs) -> bool:
+        """Whether to capture in this pass.
+
+        Without an announced batch it is SGLang's own warm-up or the recording of a CUDA graph: a
+        graph for prefill must have the states among its outputs.
+        """
+        batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[BATCH_ARGUMENT]
+        if batch.forward_mode.name in ROWLESS_MODES:
+            return False
+        return self.wants_batch() is not False
+
+    @contextlib.contextmanager
+    def _switched_off(self) -> Iterator[None]:
+        layers = self.model.layers_to_capture
+        self.model.layers_to_capture = []
+        try:
+            yield
+        finally:
+            self.model.layers_to_capture = layers
+
+    def _on_norm(self, _norm: Any, inputs: Args, output: Any) -> None:
+        """Keep the input of the final norm: later layers of the next pass reuse its memory.
+
+        The fused add-and-norm returns (normed, sum); a norm without a residual gets the sum.
+        """
+        if not self._capturing:
+            return
+        with self._guard("keeping the final state before the norm"):
+            state = output[1] if isinstance(output, tuple) else inputs[0]
+            self._pre_norm = state.clone()
+
+    def _on_logits(self, _processor: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Take our states out of what SGLang's logits processor gets, and hand them over."""
+        states, args, kwargs = _without_aux(args, kwargs)
+        if states is not None and self.receive is not None:
+            with self._guard("taking the states of a batch"):
+                hidden = args[HIDDEN_ARGUMENT] if len(args) > 1 else kwargs["hidden_states"]
+                self.receive(_each_layer(states, hidden.shape[-1]), hidden)
+        return args, kwargs
+
+
+def _without_aux(args: Args, kwargs: Kwargs) -> tuple[Any, Args, Kwargs]:
+    """Return the aux states and the arguments without them."""
+    if len(args) > AUX_ARGUMENT:
+        rest = (*args[:AUX_ARGUMENT], None, *args[AUX_ARGUMENT + 1 :])
+        return args[AUX_ARGUMENT], rest, kwargs
+    if kwargs.get("aux_hidden_states") is not None:
+        return kwargs["aux_hidden_states"], args, {**kwargs, "aux_hidden_states": None}
+    return None, args, kwargs
+
+
+def _each_layer(states: list[torch.Tensor], width: int) -> list[torch.Tensor]:
+    """Return one [rows, width] tensor per state; from SGLang 0.5.17 the aux states come packed."""
+    return [layer for state in states for layer in torch.split(state, width, dim=-1)]
+
+
+_attach: Callable[[Any], Attachment] | None = None
+_attachment: Attachment | None = None
+
+
+@contextlib.contextmanager
+def attaching(attach: Callable[[Any], Attachment]) -> Iterator[None]:
+    """Attach to the model that is built in this block: the served one, not a draft."""
+    global _attach
+    _attach = attach
+    try:
+        yield
+    finally:
+        _attach = None
+
+
+def attachment() -> Attachment | None:
+    """Return our hooks on the served model of this process, if there is one."""
+    return _attachment
+
+
+def around_causal_lm_init(
+    wrapped: Callable[..., None], instance: Any, args: Args, kwargs: Kwargs
+) -> None:
+    """Wrapper of ``DeepseekV2ForCausalLM.__init__``."""
+    global _attachment
+    wrapped(*args, **kwargs)
+    if _attach is not None and instance.pp_group.is_last_rank:
+        _attachment = _attach(instance)
+
+
+def around_model_forward(
+    wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs
+) -> Any:
+    """Wrapper of ``DeepseekV2Model.forward``."""
+    if _attachment is None or instance is not _attachment.model:
+        return wrapped(*args, **kwargs)
+    return _attachment.forward(wrapped, args, kwargs)

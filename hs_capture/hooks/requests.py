@@ -1,0 +1,73 @@
+"""Whose rows a batch has: SGLang's requests as plain data."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from hs_capture.capture.batch import Batch, Request, batch_of
+from hs_capture.hooks.compat import HEALTH_CHECK_PREFIX, PREFILL_MODES
+
+
+class RequestBook:
+    """Knows every request that is in the server now.
+
+    A request is known by SGLang's ``Req`` object, which lives exactly as long as the request: a rid
+    comes from the client and may be used again.
+    """
+
+    def __init__(self, pattern: str | None) -> None:
+        """Requests are wanted when their rid matches the shell pattern; None wants all."""
+        self._pattern = pattern
+        self._keys = itertools.count()
+        self._known: weakref.WeakKeyDictionary[Any, Request | None] = weakref.WeakKeyDictionary()
+        self._gone: deque[int] = deque()
+
+    def snapshot(self, schedule_batch: Any) -> Batch:
+        """Return whose prompt rows the forward pass of `schedule_batch` computes.
+
+        Taken while SGLang prepares the pass (``ForwardBatch.init_new``): later the scheduler
+        changes its requests while the pass still runs.
+        """
+        if schedule_batch.forward_mode.name not in PREFILL_MODES:
+            return Batch((), 0)
+        extents = zip(
+            schedule_batch.reqs, schedule_batch.prefix_lens, schedule_batch.extend_lens, strict=True
+        )
+        return batch_of((self._request(req), prefix, extend) for req, prefix, extend in extents)
+
+    def take_gone(self) -> list[int]:
+        """Return the keys of requests that left the server since the last call."""
+        return [self._gone.popleft() for _ in range(len(self._gone))]
+
+    def _request(self, req: Any) -> Request | None:
+        if req in self._known:
+            return self._known[req]
+        request = self._new_request(req) if self._is_wanted(req.rid) else None
+        self._known[req] = request
+        if request is not None:
+            weakref.finalize(req, self._gone.append, request.key).atexit = False
+        return request
+
+    def _is_wanted(self, rid: str) -> bool:
+        if rid.startswith(HEALTH_CHECK_PREFIX):
+            return False
+        return self._pattern is None or fnmatch.fnmatchcase(rid, self._pattern)
+
+    def _new_request(self, req: Any) -> Request:
+        # The unpadded ids are the true ones where a multimodal model puts hashes of its images
+        # into the others.
+        ids = req.origin_input_ids_unpadded
+        if len(ids) != len(req.origin_input_ids):
+            ids = req.origin_input_ids
+        return Request(
+            key=next(self._keys),
+            rid=req.rid,
+            input_ids=np.array(ids, dtype=np.int64),
+            cached_tokens=req.cached_tokens,
+        )

@@ -1,0 +1,150 @@
+"""Hooks on SGLang's model runner: which model is served, and which batch runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hs_capture.dump_dir import prepare
+from hs_capture.errors import ConfigError
+from hs_capture.format.run import Refusal
+from hs_capture.hooks import compat, model
+from hs_capture.hooks.guard import Guard
+from hs_capture.hooks.layers import settle_layers
+from hs_capture.hooks.model import Attachment
+from hs_capture.hooks.session import Plan, Session
+from hs_capture.settings import Settings
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+BATCH_ATTRIBUTE = "_hs_capture_batch"
+"""Where a prepared ``ForwardBatch`` carries its snapshot to ``ModelRunner.forward``, which gets the
+same object; copies that SGLang makes for the model later do not have it."""
+
+_guard = Guard()
+_session: Session | None = None
+
+
+def around_load_model(
+    wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs
+) -> Any:
+    """Wrapper of ``ModelRunner.load_model``: the one place where a server start is refused."""
+    global _session
+    with _refusing(None):
+        settings = Settings.from_environ()
+    if settings is None or instance.is_draft_worker:
+        return wrapped(*args, **kwargs)
+    with _refusing(settings):
+        plan = _plan(settings, instance.server_args)
+    with model.attaching(lambda causal_lm: _attach(causal_lm, plan)):
+        result = wrapped(*args, **kwargs)
+    with _refusing(settings):
+        attachment = model.attachment()
+        if attachment is not None:
+            _session = Session(instance, plan, attachment, _guard)
+        elif _is_last_stage():
+            raise ConfigError(
+                f"{type(instance.model).__name__} is no model of the DeepSeek-V2 family (DeepSeek "
+                "V2, V3 and V3.2, Kimi-K2 and K2.5, GLM DSA, Mistral Large 3), which is all that "
+                "hs-capture captures; unset SGLANG_HS_DUMP_DIR to serve it"
+            )
+    return result
+
+
+def around_init_new(wrapped: Callable[..., Any], _instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Wrapper of ``ForwardBatch.init_new(batch, model_runner, ...)``."""
+    forward_batch = wrapped(*args, **kwargs)
+    if _session is not None:
+        with _guard("reading whose rows a batch has"):
+            runner = args[1] if len(args) > 1 else kwargs["model_runner"]
+            if runner is _session.runner:
+                schedule_batch = args[0] if args else kwargs["batch"]
+                setattr(forward_batch, BATCH_ATTRIBUTE, _session.snapshot(schedule_batch))
+    return forward_batch
+
+
+def around_forward(wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Wrapper of ``ModelRunner.forward(forward_batch, ...)``."""
+    session = _session
+    if session is None or instance is not session.runner:
+        return wrapped(*args, **kwargs)
+    with _guard("announcing a batch"):
+        forward_batch = args[0] if args else kwargs["forward_batch"]
+        session.begin(getattr(forward_batch, BATCH_ATTRIBUTE, None))
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        with _guard("closing a batch"):
+            session.end()
+
+
+def _plan(settings: Settings, server_args: Any) -> Plan:
+    """Settle what can be settled before the model is built, in seconds rather than minutes."""
+    import sglang
+
+    import sitecustomize_shim
+
+    notes = compat.require_release(sglang.__version__)
+    compat.require_no_obstacle(server_args)
+    return Plan(
+        settings=settings,
+        dump_dir=prepare(settings.dump_dir),
+        ranks=compat.ranks(),
+        sglang_version=sglang.__version__,
+        door=sitecustomize_shim.door or "call",
+        notes=notes,
+    )
+
+
+def _attach(causal_lm: Any, plan: Plan) -> Attachment:
+    config = causal_lm.config
+    with _refusing(plan.settings):
+        layer_ids = settle_layers(
+            plan.settings.layers,
+            config.num_hidden_layers,
+            causal_lm.model.start_layer,
+            lambda ids: compat.eagle3_rule(type(causal_lm), config, ids),
+        )
+        return Attachment(causal_lm, layer_ids, "pre_norm" in plan.settings.final, _guard)
+
+
+def _is_last_stage() -> bool:
+    from sglang.srt.runtime_context import get_parallel
+
+    return bool(get_parallel().pp_group.is_last_rank)
+
+
+@contextlib.contextmanager
+def _refusing(settings: Settings | None) -> Iterator[None]:
+    """Stop the server's start when this block fails, and say why in one line.
+
+    SGLang logs the exception with its traceback and stops all of its processes.
+    """
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, ConfigError)
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        print(f"hs-capture: the server does not start: {reason}", file=sys.stderr, flush=True)
+        if settings is not None:
+            _leave_refusal(settings, reason)
+        raise
+
+
+def _leave_refusal(settings: Settings, reason: str) -> None:
+    """Leave the reason where `verify` looks, if the dump directory takes it."""
+    import sglang
+
+    refusal = Refusal(
+        time=time.time(), pid=os.getpid(), sglang_version=sglang.__version__, message=reason
+    )
+    try:
+        refusal.write(settings.dump_dir / "last-refusal.json")
+    except OSError as error:
+        # Often the directory is the very reason. The line above was printed all the same.
+        print(f"hs-capture: no last-refusal.json: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,230 @@
+"""The capture of one served model: from the settings to a running writer."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+import hs_capture
+from hs_capture import hooks
+from hs_capture.capture.batch import Batch
+from hs_capture.capture.launcher import WriterLauncher
+from hs_capture.capture.tap import Overload, Tap
+from hs_capture.dump_dir import DumpDir
+from hs_capture.errors import HsCaptureError
+from hs_capture.format.run import NormWeight, RunInfo
+from hs_capture.hooks.compat import Ranks
+from hs_capture.hooks.guard import Guard
+from hs_capture.hooks.model import Attachment
+from hs_capture.hooks.requests import RequestBook
+from hs_capture.ring.producer import Producer
+from hs_capture.settings import Settings, writer_environ
+from hs_capture.writer.config import StreamSpec, WriterConfig
+
+logger = logging.getLogger("hs_capture")
+
+
+class NotSeenError(HsCaptureError):
+    """A forward pass with wanted rows ended without its states."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is settled before the model is built."""
+
+    settings: Settings
+    dump_dir: DumpDir
+    ranks: Ranks
+    sglang_version: str
+    door: str
+    notes: tuple[str, ...]
+
+
+class Session:
+    """Follows each batch of the served model from its preparation to its states."""
+
+    def __init__(self, runner: Any, plan: Plan, attachment: Attachment, guard: Guard) -> None:
+        """Begin to follow `runner`; a rank that writes also gets a run directory and a writer.
+
+        Raises:
+            ConfigError, OSError: the run cannot be started.
+        """
+        self.runner = runner
+        self._attachment = attachment
+        self._guard = guard
+        self._book = RequestBook(plan.settings.rids)
+        self._batch: Batch | None = None
+        self._taken = False
+        self._tap: Tap | None = None
+        self._producer: Producer | None = None
+        if plan.ranks.holds_full_rows:
+            self._start_run(plan)
+        attachment.wants_batch = self._wants_batch
+        attachment.receive = self._receive
+
+    def snapshot(self, schedule_batch: Any) -> Batch:
+        """Return whose rows the forward pass being prepared computes."""
+        return self._book.snapshot(schedule_batch)
+
+    def begin(self, batch: Batch | None) -> None:
+        """Say which batch runs from now on; None for one that was never announced."""
+        self._batch = batch
+        self._taken = False
+        if self._tap is not None:
+            gone = self._book.take_gone()
+            if gone:
+                self._tap.forget(gone)
+
+    def end(self) -> None:
+        """Say that the batch has run. Wanted rows that did not come by are recorded as lost."""
+        batch, self._batch = self._batch, None
+        if batch is None or self._taken or not batch.rows or self._tap is None:
+            return
+        self._tap.lose(batch, "hook_error")
+        self._guard.fault(
+            "following a batch",
+            NotSeenError(
+                f"{batch.total_rows} rows were computed, but their states did not pass by"
+            ),
+        )
+
+    def _wants_batch(self) -> bool | None:
+        return None if self._batch is None else bool(self._batch.rows)
+
+    def _receive(self, states: list[torch.Tensor], post_norm: torch.Tensor) -> None:
+        batch = self._batch
+        if batch is None or not batch.rows or self._tap is None:
+            return
+        if "post_norm" in self._final:
+            states = [*states, post_norm]
+        self._tap.capture(batch, states)
+        self._taken = True
+        self._producer_count("batches")
+
+    def _start_run(self, plan: Plan) -> None:
+        config = self._attachment.causal_lm.config
+        self._final = plan.settings.final
+        dtype = str(self.runner.model_config.dtype).removeprefix("torch.")
+        run_dir, info = _create_run(plan, self._attachment, dtype)
+        names = [
+            *(f"layer.{layer}" for layer in self._attachment.layer_ids),
+            *(f"final.{kind}" for kind in self._final),
+        ]
+        streams = tuple(StreamSpec(name, dtype, config.hidden_size) for name in names)
+        space = os.statvfs(run_dir)
+        self._producer = Producer(plan.settings.buffer)
+        launcher = WriterLauncher(
+            self._producer,
+            WriterConfig(
+                ring=-1,
+                bell=-1,
+                run_dir=str(run_dir),
+                rank=info.rank,
+                file_mode=plan.dump_dir.file_mode,
+                reserve_bytes=plan.settings.reserve.bytes_of(space.f_blocks * space.f_frsize),
+                workers=plan.settings.workers,
+                server_pid=os.getpid(),
+                streams=streams,
+                metadata=_capture_metadata(info),
+            ),
+            writer_environ(),
+        )
+        self._tap = Tap(
+            self._producer,
+            launcher,
+            streams,
+            Overload(plan.settings.on_full == "block", plan.settings.block_timeout),
+            longest_prompt=self.runner.model_config.context_len,
+        )
+        launcher.start()
+        self._guard.tell = self._tell_error
+        logger.info(
+            "hs-capture %s attached: %s, layers %s, final %s, dir %s",
+            info.hs_capture_version,
+            info.model_class,
+            ",".join(map(str, info.layer_ids)),
+            "+".join(info.final) or "none",
+            run_dir,
+        )
+
+    def _tell_error(self, text: str, loud: bool) -> None:
+        self._producer_count("hook_errors")
+        if loud and self._tap is not None:
+            self._tap.report(text)
+
+    def _producer_count(self, name: str) -> None:
+        if self._producer is not None:
+            self._producer.count(name)
+
+
+def _create_run(plan: Plan, attachment: Attachment, dtype: str) -> tuple[Path, RunInfo]:
+    """Create the run's directory and its run.json."""
+    causal_lm, config = attachment.causal_lm, attachment.causal_lm.config
+    now = time.time()
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    run_id = f"{stamp}-{os.getpid()}-{secrets.token_hex(2)}"
+    digest = hashlib.sha256(
+        orjson.dumps(
+            config.to_dict(), default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+        )
+    )
+    info = RunInfo(
+        run_id=run_id,
+        rank=plan.ranks.name,
+        created=now,
+        hs_capture_version=hs_capture.__version__,
+        sglang_version=plan.sglang_version,
+        torch_version=str(torch.__version__),
+        server_pid=os.getpid(),
+        door=plan.door,
+        model_class=type(causal_lm).__name__,
+        wrapped=tuple(hooks.wrapped),
+        architecture=(getattr(config, "architectures", None) or ["unknown"])[0],
+        config_digest=digest.hexdigest(),
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        dtype=dtype,
+        layer_ids=attachment.layer_ids,
+        final=plan.settings.final,
+        ranks={"tp": plan.ranks.tp, "pp": plan.ranks.pp, "dp": plan.ranks.dp},
+        norm=_norm_weight(attachment.model.norm),
+        notes=plan.notes,
+    )
+    run_dir = plan.dump_dir.path / run_id
+    # Whoever may read the files must be able to enter the folders.
+    run_dir.mkdir(mode=0o750 if plan.dump_dir.file_mode & 0o040 else 0o700)
+    info.write(run_dir / "run.json", mode=plan.dump_dir.file_mode)
+    return run_dir, info
+
+
+def _norm_weight(norm: Any) -> NormWeight:
+    weight = norm.weight.detach().cpu().contiguous()
+    dtype = str(weight.dtype).removeprefix("torch.")
+    carrier = weight.view(torch.uint16) if weight.dtype == torch.bfloat16 else weight
+    return NormWeight.of(carrier.numpy(), dtype, norm.variance_epsilon)
+
+
+def _capture_metadata(info: RunInfo) -> dict[str, Any]:
+    """Return what every capture file says about where it comes from."""
+    return {
+        "run_id": info.run_id,
+        "rank": info.rank,
+        "layer_ids": list(info.layer_ids),
+        "layer_convention": info.layer_convention,
+        "final": list(info.final),
+        "hidden_size": info.hidden_size,
+        "dtype": info.dtype,
+        "model_class": info.model_class,
+        "hs_capture_version": info.hs_capture_version,
+        "sglang_version": info.sglang_version,
+    }

@@ -1,0 +1,99 @@
+"""The writer's end of the ring: take entries in order, release them when their bytes are used."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hs_capture.errors import FormatError
+from hs_capture.ring.layout import (
+    ENTRY_HEADER,
+    MAGIC,
+    EntryShape,
+    EntryWord,
+    Region,
+    Word,
+)
+from hs_capture.ring.message import Message, decode
+
+READY_POLL_SECONDS = 0.0005
+
+
+@dataclass
+class Entry:
+    """One entry: its message, its payload, and how many users still need the payload."""
+
+    message: Message
+    payload: memoryview
+    end: int
+    users: int = field(default=1)
+
+
+class Consumer:
+    """Empties the ring. One thread takes entries; any thread may release them."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Map the ring behind `descriptor`.
+
+        Raises:
+            FormatError: `descriptor` is not a ring of this version.
+        """
+        self.region = Region(descriptor, os.fstat(descriptor).st_size)
+        if self.region.header[Word.MAGIC] != MAGIC:
+            raise FormatError(f"descriptor {descriptor} is not a ring of this hs-capture version")
+        self._next = self.region.header[Word.TAIL]
+        self._held: deque[Entry] = deque()
+        self._lock = threading.Lock()
+
+    def entries(self) -> Iterator[Entry]:
+        """Take every entry published up to now. The caller must `release` each one once."""
+        while self._next < self.region.header[Word.HEAD]:
+            # The counterpart of the producer's fence: the entry is read after the head.
+            with self._lock:
+                pass
+            offset = self._next % self.region.capacity
+            words = self.region.words(offset)
+            length, message_length = words[EntryWord.LENGTH], words[EntryWord.MESSAGE]
+            self._next += length
+            if message_length == 0:
+                self._hold(Entry(Message(), memoryview(b""), self._next, users=0))
+                continue
+            while not words[EntryWord.READY]:
+                time.sleep(READY_POLL_SECONDS)
+            shape = EntryShape(message_length, words[EntryWord.PAYLOAD])
+            start = offset + ENTRY_HEADER
+            message = decode(self.region.data[start : start + message_length])
+            start = offset + shape.payload_offset
+            entry = Entry(message, self.region.data[start : start + shape.payload], self._next)
+            self._hold(entry)
+            yield entry
+
+    def keep(self, entry: Entry) -> None:
+        """Add one user to `entry`: it then takes one more `release`."""
+        with self._lock:
+            entry.users += 1
+
+    def release(self, entry: Entry) -> None:
+        """Say that one user is done. Space is given back in order, oldest entry first."""
+        with self._lock:
+            entry.users -= 1
+            self._give_back()
+
+    @property
+    def drained(self) -> bool:
+        """Whether every published entry was taken and released."""
+        with self._lock:
+            return not self._held and self._next == self.region.header[Word.HEAD]
+
+    def _hold(self, entry: Entry) -> None:
+        with self._lock:
+            self._held.append(entry)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        while self._held and self._held[0].users == 0:
+            self.region.header[Word.TAIL] = self._held.popleft().end

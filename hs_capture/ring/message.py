@@ -1,0 +1,80 @@
+"""The messages that travel in ring entries, as plain data and as JSON.
+
+One message describes one forward pass of the model, or a part of one that was too large for a
+single entry. The payload holds, for each stream in order, the rows of all segments back to back,
+and then the token ids of all opened records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A request seen for the first time; its token ids (int64) are in the payload."""
+
+    key: int
+    rid: str
+    num_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows of one request: token positions [start, stop), from row `row` of the payload on."""
+
+    key: int
+    start: int
+    stop: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Token positions [start, stop) of one request that will never come, and why."""
+
+    key: int
+    start: int
+    stop: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A request of which no more rows will come; `reason` where it did not end regularly."""
+
+    key: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """What happened to which requests. Applied in the order of the fields."""
+
+    opened: list[Opened] = field(default_factory=list)
+    rows: int = 0
+    segments: list[Segment] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    closed: list[Closed] = field(default_factory=list)
+    error: str | None = None
+
+    def encode(self) -> bytes:
+        """Return the message as JSON."""
+        return orjson.dumps(self)
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """Return the message in `data`, which `Message.encode` wrote."""
+    fields: dict[str, Any] = orjson.loads(data)
+    return Message(
+        opened=[Opened(**item) for item in fields["opened"]],
+        rows=fields["rows"],
+        segments=[Segment(**item) for item in fields["segments"]],
+        lost=[Lost(**item) for item in fields["lost"]],
+        closed=[Closed(**item) for item in fields["closed"]],
+        error=fields["error"],
+    )

@@ -1,0 +1,273 @@
+"""Reading captures: a store is a directory, a capture is one request in it."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from hs_capture.errors import FormatError, NotCapturedError, StoreNotFoundError
+from hs_capture.format.catalog import find_catalogs
+from hs_capture.format.codec import dtype_of
+from hs_capture.format.container import ContainerReader
+from hs_capture.format.metadata import INPUT_IDS, POST_NORM, PRE_NORM, CaptureMetadata, layer_stream
+from hs_capture.norm import apply_norm
+from hs_capture.tensors import to_tensor, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from hs_capture.format.index import IndexEntry
+    from hs_capture.format.run import RunInfo
+
+Rows: TypeAlias = slice | tuple[int, int] | None
+"""Which tokens: all of them, a slice without a step, or a [start, stop) pair."""
+
+FinalState: TypeAlias = Literal["pre_norm", "post_norm"]
+
+
+def open_store(path: str | os.PathLike[str]) -> CaptureStore:
+    """Open the captures under `path`: a dump directory, one run, or any folder of .hsc files.
+
+    The store is what is there now; open it again to see what a server has published since. Raises
+    `StoreNotFoundError` (a `FileNotFoundError`) where no run and no capture is, and `FormatError`
+    for a damaged run.json or a damaged capture that no index names.
+    """
+    return CaptureStore(path)
+
+
+class CaptureStore:
+    """The captures under one directory. Iteration and `len` count captures, in publish order."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        catalogs = find_catalogs(self.path)
+        if not catalogs:
+            found = "an empty directory or one of other files" if self.path.is_dir() else "nothing"
+            raise StoreNotFoundError(
+                f"no captures at {self.path}: found {found}, expected a dump directory, a run "
+                "directory (it holds run.json) or a folder with .hsc files"
+            )
+        self.runs: tuple[RunInfo, ...] = tuple(c.run for c in catalogs if c.run is not None)
+        """The runs that are known, oldest first."""
+        self._captures = tuple(
+            Capture(catalog.path_of(entry), entry, catalog.run)
+            for catalog in catalogs
+            for entry in catalog.entries
+        )
+        self._by_rid: dict[str, list[Capture]] = {}
+        for capture in self._captures:
+            self._by_rid.setdefault(capture.rid, []).append(capture)
+
+    def __len__(self) -> int:
+        return len(self._captures)
+
+    def __iter__(self) -> Iterator[Capture]:
+        return iter(self._captures)
+
+    def __contains__(self, rid: object) -> bool:
+        return rid in self._by_rid
+
+    def __getitem__(self, rid: str) -> Capture:
+        """The newest capture of `rid`; `NotCapturedError` (a `KeyError`) when there is none."""
+        return self._of(rid)[-1]
+
+    def __repr__(self) -> str:
+        return f"CaptureStore({str(self.path)!r}, {len(self)} captures, {len(self.runs)} runs)"
+
+    def rids(self) -> list[str]:
+        """Every rid once, in the order in which each first came."""
+        return list(self._by_rid)
+
+    def captures(self, rid: str) -> list[Capture]:
+        """All captures of `rid`, oldest first; `NotCapturedError` when there is none."""
+        return list(self._of(rid))
+
+    def _of(self, rid: str) -> list[Capture]:
+        try:
+            return self._by_rid[rid]
+        except KeyError:
+            raise NotCapturedError(f"{self.path}: no capture of rid {rid!r}") from None
+
+
+class Capture:
+    """The hidden states of one request's prompt of T tokens.
+
+    Cheap to hold and to pickle: the file is opened for each question that needs it, and closed
+    again. Damage shows as `FormatError`, a file that is gone as `FileNotFoundError`.
+    """
+
+    def __init__(self, path: Path, entry: IndexEntry, run: RunInfo | None) -> None:
+        self.path = path
+        self.run = run
+        self._entry = entry
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else f"incomplete: {self.incomplete_reason}"
+        return f"Capture({self.rid!r}, {self.num_tokens} tokens, {state})"
+
+    @property
+    def rid(self) -> str:
+        return self._entry.rid
+
+    @property
+    def sequence(self) -> int:
+        """The number of this capture in its run."""
+        return self._entry.sequence
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the length of the prompt, captured or not."""
+        return self._entry.num_tokens
+
+    @property
+    def complete(self) -> bool:
+        """Whether all T rows are here."""
+        return self._entry.complete
+
+    @property
+    def incomplete_reason(self) -> str | None:
+        return self._entry.incomplete_reason
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """The rows that were not captured, as [start, stop) pairs."""
+        return list(self._entry.missing)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Everything the file says about itself."""
+        return dict(self._described[0])
+
+    @property
+    def layer_ids(self) -> list[int]:
+        """The layers that `aux_hidden_states` returns, in its order; -1 is the embedding."""
+        return list(self._described[1].layer_ids)
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the number of elements of one state."""
+        return self._described[1].hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The element type of the states, as the model computed them."""
+        return torch_dtype(self._described[1].dtype)
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """The token ids of the whole prompt, int64 [T], also where states are missing."""
+        with self._open() as reader:
+            return to_tensor(reader.read(INPUT_IDS), "int64")
+
+    def aux_hidden_states(
+        self, rows: Rows = None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """The outputs of K layers, [rows, K, H] in the model's dtype.
+
+        K follows `layers`, by default `layer_ids`. Only the blocks that hold these rows of these
+        layers are decoded. Raises `NotCapturedError` for a layer or a row that was not captured,
+        `IndexError` for a pair of rows beyond the prompt, `ValueError` for a slice with a step.
+        """
+        metadata = self._described[1]
+        chosen = tuple(metadata.layer_ids if layers is None else layers)
+        if not chosen or not set(chosen) <= set(metadata.layer_ids):
+            raise NotCapturedError(
+                f"capture {self.rid!r}: layers {list(chosen)} asked for, "
+                f"captured are {list(metadata.layer_ids)}"
+            )
+        start, stop = self._rows(rows)
+        carrier = dtype_of(metadata.dtype).carrier
+        states = np.empty((stop - start, len(chosen), metadata.hidden_size), carrier)
+        with self._open() as reader:
+            for position, layer in enumerate(chosen):
+                states[:, position] = reader.read(layer_stream(layer), start, stop)
+        return to_tensor(states, metadata.dtype)
+
+    def last_hidden_states(self, state: FinalState, rows: Rows = None) -> torch.Tensor:
+        """The final states before ("pre_norm") or after ("post_norm") the final norm, [rows, H].
+
+        A stored state is returned as it was stored. Post-norm states that were not stored are
+        derived from the pre-norm ones with the norm of the run (see `hs_capture.norm`);
+        `metadata["final"]` names the stored ones. Errors as for `aux_hidden_states`.
+        """
+        if state not in ("pre_norm", "post_norm"):
+            raise ValueError(f"final state {state!r}: expected 'pre_norm' or 'post_norm'")
+        metadata = self._described[1]
+        start, stop = self._rows(rows)
+        norm = self.run.norm if self.run is not None else None
+        with self._open() as reader:
+            if state in metadata.final:
+                name = PRE_NORM if state == "pre_norm" else POST_NORM
+                return to_tensor(reader.read(name, start, stop), metadata.dtype)
+            if state == "post_norm" and "pre_norm" in metadata.final and norm is not None:
+                hidden = to_tensor(reader.read(PRE_NORM, start, stop), metadata.dtype)
+                return apply_norm(hidden, norm)
+        lacking = "" if state == "pre_norm" or norm else "; there is no run.json with a norm either"
+        raise NotCapturedError(
+            f"capture {self.rid!r}: {state} states were not captured; "
+            f"captured are {list(metadata.final)}{lacking}"
+        )
+
+    @cached_property
+    def _described(self) -> tuple[dict[str, Any], CaptureMetadata]:
+        with self._open() as reader:
+            place = f"{self.path}: metadata"
+            metadata = CaptureMetadata.from_object(reader.metadata, place)
+            said = (metadata.rid, metadata.sequence, metadata.num_tokens, metadata.missing)
+            indexed = (self.rid, self.sequence, self.num_tokens, self._entry.missing)
+            if said != indexed:
+                raise FormatError(
+                    f"{place}: rid, sequence, tokens and missing rows are {said!r}, but the index "
+                    f"says {indexed!r}; remove the index to have it read from the files"
+                )
+            self._check_shapes(reader, metadata)
+            return reader.metadata, metadata
+
+    def _check_shapes(self, reader: ContainerReader, metadata: CaptureMetadata) -> None:
+        shape: tuple[int, ...] = (metadata.num_tokens, metadata.hidden_size)
+        states = (metadata.dtype, shape)
+        expected: dict[str, tuple[str, tuple[int, ...]]] = {INPUT_IDS: ("int64", (metadata.num_tokens,))}
+        expected |= {layer_stream(layer): states for layer in metadata.layer_ids}
+        expected |= {f"final.{state}": states for state in metadata.final}
+        for name, want in expected.items():
+            stream = reader.streams.get(name)
+            found = (stream.dtype, stream.shape) if stream is not None else None
+            if found != want:
+                raise FormatError(
+                    f"{self.path}: stream {name!r} is {found}, the metadata promise {want}"
+                )
+
+    def _open(self) -> ContainerReader:
+        return ContainerReader(self.path)
+
+    def _rows(self, rows: Rows) -> tuple[int, int]:
+        """`rows` as a [start, stop) pair of rows that were all captured."""
+        start, stop = _bounds(rows, self.num_tokens)
+        for begin, end in self.missing:
+            if begin < stop and start < end:
+                raise NotCapturedError(
+                    f"capture {self.rid!r}: rows [{start}, {stop}) asked for, but rows "
+                    f"[{begin}, {end}) were not captured ({self.incomplete_reason}); "
+                    f"missing are {self.missing} of {self.num_tokens}"
+                )
+        return start, stop
+
+
+def _bounds(rows: Rows, length: int) -> tuple[int, int]:
+    if rows is None:
+        return 0, length
+    if isinstance(rows, slice):
+        start, stop, step = rows.indices(length)
+        if step != 1:
+            raise ValueError(f"rows {rows}: a step is not supported")
+        return start, max(start, stop)
+    start, stop = map(operator.index, rows)
+    if not 0 <= start <= stop <= length:
+        raise IndexError(f"rows [{start}, {stop}) are not within the {length} tokens of the prompt")
+    return start, stop

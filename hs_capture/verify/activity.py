@@ -1,0 +1,167 @@
+"""Has the hook attached, has it fired, and was anything lost on the way?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from hs_capture.settings import RIDS
+from hs_capture.verify.processes import Server, started_at
+from hs_capture.verify.report import Check, age_text, count_text, size_text
+from hs_capture.verify.runs import HEARTBEAT_LIMIT, Evidence, Run
+
+_LOSSES = {
+    "lost": (
+        "capture",
+        "given up without a file",
+        "nothing of them could be stored: more room, or see the log of the server",
+    ),
+    "rows_dropped": (
+        "row",
+        "dropped",
+        "the writer did not keep up or the disk was full: see docs/environment.md",
+    ),
+    "hook_errors": (
+        "error",
+        "in the hooks inside the server",
+        "requests were answered, but their captures may be missing: see the log of the server",
+    ),
+    "writer_errors": (
+        "error",
+        "in the writer",
+        "captures may be missing: see the log of the server",
+    ),
+    "writer_restarts": (
+        "restart",
+        "of the writer",
+        "it died and lost what it held: was it killed, or out of memory?",
+    ),
+}
+
+
+def look_at_attachment(evidence: Evidence) -> Iterator[Check]:
+    """One line for every run that counts, and one for a server start that was refused since."""
+    refusal, newest = evidence.refusal, evidence.runs[-1] if evidence.runs else None
+    if refusal is not None and (newest is None or refusal.time > newest.info.created):
+        live = newest is not None and newest.live
+        yield Check(
+            "start refused",
+            "warn" if live else "fail",
+            f"{age_text(time.time() - refusal.time)}, SGLang {refusal.sglang_version}: "
+            f"{refusal.message}",
+            "put it right and start the server again",
+        )
+    if newest is None:
+        yield Check(
+            "attached",
+            "fail",
+            "no server has attached: there is no run in the directory",
+            "start the server with the variable set; the lines that are not ok say what is in the "
+            "way, and so does the word hs-capture in the server's log",
+        )
+    for run in evidence.judged:
+        yield _attachment(run)
+        yield from (Check("note", "warn", note) for note in run.info.notes)
+
+
+def look_at_life(run: Run) -> Iterator[Check]:
+    """Warnings about a run whose server or writer does not do what its files say."""
+    age = run.heartbeat_age
+    silent = age is None or age >= HEARTBEAT_LIMIT
+    if not run.statuses:
+        if run.server_alive:
+            yield Check(
+                "writer",
+                "warn",
+                f"the writer of run {run.info.run_id} has not reported yet",
+                "run verify again in a few seconds",
+            )
+        return
+    if run.ended:
+        return
+    if not run.live:
+        yield Check(
+            "writer",
+            "warn",
+            f"run {run.info.run_id} says serving, but server process {run.info.server_pid} is "
+            f"gone and the writer was last heard {age_text(age or 0)}",
+            "both were killed at once: captures that were not published by then are lost",
+        )
+    elif run.server_alive and silent:
+        gone = [s.writer_pid for s in run.statuses if started_at(s.writer_pid) is None]
+        what = f"process {gone[0]} is gone" if gone else "is silent"
+        yield Check(
+            "writer",
+            "warn",
+            f"the writer of run {run.info.run_id} {what}; last heard {age_text(age or 0)}",
+            "the server starts another one with the next capture; if it does not, restart the "
+            "server",
+        )
+
+
+def look_at_first_process(runs: Sequence[Run], servers: Sequence[Server]) -> Iterator[Check]:
+    """Warn of a server that is the first process of its container: its end ends the writer."""
+    served = any(run.live and run.server_alive and run.info.server_pid == 1 for run in runs)
+    if served or any(1 in server.pids for server in servers):
+        yield Check(
+            "container",
+            "warn",
+            "SGLang is process 1 of this container: when it stops, the writer is killed with it "
+            "and captures that are not published yet are lost",
+            "start the container with `docker run --init`",
+        )
+
+
+def look_at_captures(run: Run) -> Iterator[Check]:
+    """How much a run has captured, and what it has lost."""
+    counters = run.counters
+    if counters["captures"]:
+        yield Check("fired", "ok", _captured(run))
+    else:
+        yield Check(
+            "fired",
+            "warn",
+            f"run {run.info.run_id} has captured nothing yet",
+            f"send the server a request; where {RIDS} is set, its rid has to match"
+            if run.live
+            else "its server got no request that was to be captured",
+        )
+    for name, (noun, what, hint) in _LOSSES.items():
+        if counters[name]:
+            text = f"{count_text(counters[name], noun)} {what}, run {run.info.run_id}"
+            if name.endswith("errors") and run.last_error:
+                text += f"; the last: {run.last_error}"
+            yield Check(name.replace("_", " "), "warn", text, hint)
+
+
+def _attachment(run: Run) -> Check:
+    info = run.info
+    if run.live:
+        life = f"serving in process {info.server_pid}"
+    elif run.ended:
+        life = "ended"
+    else:
+        life = f"its process {info.server_pid} is gone"
+    layers = ",".join(map(str, info.layer_ids)) or "none"
+    return Check(
+        "attached",
+        "ok" if run.live or run.ended else "warn",
+        f"run {info.run_id}, {life}: {info.model_class} of SGLang {info.sglang_version}, "
+        f"door {info.door}, layers {layers}, final {' and '.join(info.final) or 'none'}",
+        "the server stopped without a word; the captures that it published are there",
+    )
+
+
+def _captured(run: Run) -> str:
+    counters = run.counters
+    text = count_text(counters["captures"], "capture")
+    if counters["incomplete"]:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in run.incomplete_reasons.most_common())
+        text += f" ({counters['incomplete']:,} incomplete{': ' if reasons else ''}{reasons})"
+    text += f", {count_text(counters['tokens'], 'token')}, {size_text(counters['raw_bytes'])}"
+    text += f" stored in {size_text(counters['stored_bytes'])}"
+    if counters["open_records"] and run.live:
+        text += f", {counters['open_records']:,} open"
+    if run.last_capture is not None:
+        text += f", last {age_text(run.read_at - run.last_capture)}"
+    return text

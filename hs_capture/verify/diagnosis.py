@@ -1,0 +1,192 @@
+"""From evidence to the verdict."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hs_capture.errors import ConfigError
+from hs_capture.hooks.compat import PROCESS_MARKS
+from hs_capture.settings import DUMP_DIR, Settings
+from hs_capture.verify.activity import (
+    look_at_attachment,
+    look_at_captures,
+    look_at_first_process,
+    look_at_life,
+)
+from hs_capture.verify.enabled import look_at_directory, look_at_settings
+from hs_capture.verify.installation import look_at_installation
+from hs_capture.verify.processes import find_servers
+from hs_capture.verify.report import Check, Report, Verdict, count_text, size_text
+from hs_capture.verify.runs import Evidence, Run, read_evidence
+from hs_capture.verify.servers import look_at_server, look_at_sglang
+from hs_capture.verify.soundness import Examined, examine, newest_files
+
+NAMED_FILES = 10
+"""So many damaged captures of a run are named; more would hide the rest of the report."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The captures of one run that were read whole."""
+
+    run: Run
+    captures: tuple[Examined, ...]
+    seconds: float
+
+    @property
+    def damaged(self) -> tuple[Examined, ...]:
+        return tuple(capture for capture in self.captures if capture.problem is not None)
+
+
+def diagnose(dump_dir: Path | None, sample: int | None) -> Report:
+    """Look at everything and judge.
+
+    `dump_dir` is where captures go, None for what SGLANG_HS_DUMP_DIR says. The newest `sample`
+    captures of each run are read whole, None for all of them.
+    """
+    settings, error = _settings()
+    given = dump_dir is not None
+    if dump_dir is None and settings is not None:
+        dump_dir = settings.dump_dir
+    evidence = Evidence((), None, ()) if dump_dir is None else read_evidence(dump_dir)
+    examinations = tuple(_examine(run, sample) for run in evidence.runs)
+
+    installation = look_at_installation()
+    place = [*installation.checks, look_at_settings(settings, error, given)]
+    place.append(_no_directory() if dump_dir is None else look_at_directory(dump_dir, settings))
+    place.append(look_at_sglang())
+    servers = find_servers(PROCESS_MARKS)
+    running = [
+        look_at_server(server, dump_dir, evidence.runs, installation.installed)
+        for server in servers
+    ]
+    attachment = list(look_at_attachment(evidence)) if dump_dir is not None else []
+
+    verdict = _verdict(evidence, examinations, [*running, *attachment])
+    if verdict is not Verdict.NOT_ATTACHED:
+        # What would stop the next start is no failure of what is there.
+        place, running = _softened(place), _softened(running)
+    activity = [
+        *(check for run in evidence.judged for check in look_at_captures(run)),
+        *(check for run in evidence.judged for check in look_at_life(run)),
+        *look_at_first_process(evidence.runs, servers),
+    ]
+    sound = [check for examination in examinations for check in _soundness(examination)]
+    damage = [Check("run files", "fail", text, "do not trust this run") for text in evidence.damage]
+    return Report(
+        verdict=verdict,
+        summary=_summary(verdict, evidence, examinations),
+        dump_dir=dump_dir,
+        checks=(*place, *running, *attachment, *activity, *sound, *damage),
+        runs=tuple(_run_object(examination) for examination in examinations),
+    )
+
+
+def _settings() -> tuple[Settings | None, ConfigError | None]:
+    try:
+        return Settings.from_environ(), None
+    except ConfigError as error:
+        return None, error
+
+
+def _no_directory() -> Check:
+    return Check(
+        "directory",
+        "fail",
+        f"no directory to look at: neither --dump-dir nor {DUMP_DIR} is given",
+        f"give --dump-dir, or export {DUMP_DIR} as the server has it",
+    )
+
+
+def _softened(checks: list[Check]) -> list[Check]:
+    return [replace(c, state="warn") if c.state == "fail" else c for c in checks]
+
+
+def _examine(run: Run, sample: int | None) -> Examination:
+    began = time.monotonic()
+    captures = tuple(c for c in map(examine, newest_files(run.path, sample)) if c is not None)
+    return Examination(run, captures, time.monotonic() - began)
+
+
+def _soundness(examination: Examination) -> list[Check]:
+    captures, damaged = examination.captures, examination.damaged
+    run_id = examination.run.info.run_id
+    checks = [
+        Check("sound", "fail", capture.problem or "", "do not train on it")
+        for capture in damaged[:NAMED_FILES]
+    ]
+    if len(damaged) > NAMED_FILES:
+        text = f"{count_text(len(damaged) - NAMED_FILES, 'more capture')} of run {run_id} damaged"
+        checks.append(Check("sound", "fail", text, "--json names them all"))
+    if captures and not damaged:
+        size = size_text(sum(capture.stored_bytes for capture in captures))
+        text = (
+            f"the newest {count_text(len(captures), 'capture')} of run {run_id}: checksums, "
+            f"values, counts and layers are right ({size} read in {examination.seconds:.1f} s)"
+        )
+        checks.append(Check("sound", "ok", text))
+    return checks
+
+
+def _verdict(
+    evidence: Evidence, examinations: tuple[Examination, ...], reasons: list[Check]
+) -> Verdict:
+    if evidence.damage or any(examination.damaged for examination in examinations):
+        return Verdict.DAMAGED
+    # A server that runs and should be attached here, or that was refused, counts more than what an
+    # earlier one has left.
+    live = any(run.live for run in evidence.runs)
+    stopped = any(check.state == "fail" for check in reasons)
+    if not evidence.runs or (stopped and not live):
+        return Verdict.NOT_ATTACHED
+    captured = any(run.counters["captures"] for run in evidence.judged) or any(
+        examination.captures for examination in examinations if examination.run in evidence.judged
+    )
+    return Verdict.FIRED if captured else Verdict.ATTACHED
+
+
+def _summary(verdict: Verdict, evidence: Evidence, examinations: tuple[Examination, ...]) -> str:
+    if verdict is Verdict.DAMAGED:
+        damaged = sum(len(examination.damaged) for examination in examinations)
+        parts = [count_text(damaged, "capture")] * bool(damaged)
+        parts += [count_text(len(evidence.damage), "run file")] * bool(evidence.damage)
+        return f"{' and '.join(parts)} cannot be trusted"
+    if verdict is Verdict.NOT_ATTACHED:
+        return "no server captures here; the lines that say fail tell why"
+    serving = any(run.live for run in evidence.judged)
+    if verdict is Verdict.ATTACHED:
+        return "nothing captured yet" if serving else "the last server ended without a capture"
+    return "the hook fired and the captures are sound" + ("" if serving else "; no server runs now")
+
+
+def _run_object(examination: Examination) -> dict[str, Any]:
+    run, info = examination.run, examination.run.info
+    return {
+        "run_id": info.run_id,
+        "path": str(run.path),
+        "created": info.created,
+        "live": run.live,
+        "ended": run.ended,
+        "server_pid": info.server_pid,
+        "writer_pids": [status.writer_pid for status in run.statuses],
+        "hs_capture_version": info.hs_capture_version,
+        "sglang_version": info.sglang_version,
+        "door": info.door,
+        "model_class": info.model_class,
+        "wrapped": list(info.wrapped),
+        "layer_ids": list(info.layer_ids),
+        "final": list(info.final),
+        "notes": list(info.notes),
+        "counters": dict(run.counters),
+        "incomplete_reasons": dict(run.incomplete_reasons),
+        "heartbeat_age": run.heartbeat_age,
+        "last_capture": run.last_capture,
+        "last_error": run.last_error,
+        "examined": len(examination.captures),
+        "damaged": [
+            {"file": str(capture.path), "error": capture.problem} for capture in examination.damaged
+        ],
+    }

@@ -1,0 +1,141 @@
+"""The runs in a dump directory: what each server start left, and whether it still serves."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from hs_capture.errors import FormatError
+from hs_capture.format.index import read_index
+from hs_capture.format.run import Refusal, RunInfo, Status
+from hs_capture.verify.processes import started_at
+
+RUN_FILE = "run.json"
+REFUSAL_FILE = "last-refusal.json"
+T = TypeVar("T")
+
+HEARTBEAT_LIMIT = 30.0
+"""Seconds without a heartbeat after which a writer counts as silent; it writes one a second."""
+
+_CLOCK_SLACK = 2.0
+"""Start times of processes are known to about a second."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory. Times are Unix seconds.
+
+    `counters` are summed over the ranks, `incomplete_reasons` counts the index by reason.
+    """
+
+    path: Path
+    info: RunInfo
+    statuses: tuple[Status, ...]
+    counters: Counter[str]
+    incomplete_reasons: Counter[str]
+    read_at: float
+    server_alive: bool
+
+    @property
+    def heartbeat_age(self) -> float | None:
+        """Seconds since the youngest sign of life of a writer; None when there was none."""
+        beats = [status.heartbeat for status in self.statuses]
+        return self.read_at - max(beats) if beats else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether every writer has said that it is done."""
+        return bool(self.statuses) and all(status.state == "ended" for status in self.statuses)
+
+    @property
+    def live(self) -> bool:
+        """Whether its server still serves.
+
+        Where the server's process is not to be seen (another container, another host) a young
+        heartbeat tells.
+        """
+        age = self.heartbeat_age
+        return not self.ended and (self.server_alive or (age is not None and age < HEARTBEAT_LIMIT))
+
+    @property
+    def last_capture(self) -> float | None:
+        """When the newest capture was published; None when there is none."""
+        return max(
+            (s.last_capture for s in self.statuses if s.last_capture is not None), default=None
+        )
+
+    @property
+    def last_error(self) -> str | None:
+        """The newest error that a rank reports."""
+        return next((status.last_error for status in self.statuses if status.last_error), None)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a dump directory holds. `damage` has the message of every file that is broken."""
+
+    runs: tuple[Run, ...]
+    refusal: Refusal | None
+    damage: tuple[str, ...]
+
+    @property
+    def judged(self) -> tuple[Run, ...]:
+        """The runs that decide the verdict: those that serve, else the newest."""
+        return tuple(run for run in self.runs if run.live) or self.runs[-1:]
+
+
+def read_evidence(dump_dir: Path) -> Evidence:
+    """Read what servers left in `dump_dir` (or in one run directory), the oldest run first."""
+    damage: list[str] = []
+    refusal = _tried(Refusal.read, dump_dir / REFUSAL_FILE, damage)
+    found = [_read_run(path, damage) for path in _run_directories(dump_dir)]
+    runs = [run for run in found if run is not None]
+    runs.sort(key=lambda run: (run.info.created, run.info.run_id))
+    return Evidence(tuple(runs), refusal, tuple(damage))
+
+
+def _tried(read: Callable[[Path], T], file: Path, damage: list[str]) -> T | None:
+    """What `read` makes of `file`; None if it is missing, or broken, which is noted."""
+    try:
+        return read(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except FormatError as error:
+        damage.append(str(error))
+    except OSError as error:
+        damage.append(f"{file}: cannot be read: {error.strerror}")
+    return None
+
+
+def _run_directories(dump_dir: Path) -> list[Path]:
+    if (dump_dir / RUN_FILE).is_file():
+        return [dump_dir]
+    try:
+        return [path for path in dump_dir.iterdir() if (path / RUN_FILE).is_file()]
+    except OSError:
+        # The check of the directory says what is wrong with it.
+        return []
+
+
+def _read_run(path: Path, damage: list[str]) -> Run | None:
+    info = _tried(RunInfo.read, path / RUN_FILE, damage)
+    if info is None:
+        return None
+    found = [_tried(Status.read, file, damage) for file in sorted(path.glob("status-*.json"))]
+    statuses = tuple(status for status in found if status is not None)
+    indexes = [_tried(read_index, file, damage) for file in sorted(path.glob("index-*.jsonl"))]
+    entries = [entry for index in indexes if index is not None for entry in index]
+    counters: Counter[str] = Counter()
+    for status in statuses:
+        counters.update(status.counters)
+    if not statuses:
+        counters["captures"] = sum(entry.file is not None for entry in entries)
+    started = started_at(info.server_pid)
+    # A process that started after the run is another one that got the same number.
+    alive = started is not None and started <= info.created + _CLOCK_SLACK
+    reasons = Counter(e.incomplete_reason for e in entries if e.file and e.incomplete_reason)
+    return Run(path, info, statuses, counters, reasons, time.time(), alive)

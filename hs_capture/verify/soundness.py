@@ -1,0 +1,125 @@
+"""Are captures right in themselves? Every block is read, and every claim held against the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from hs_capture.errors import FormatError
+from hs_capture.format.container import ContainerReader
+from hs_capture.format.footer import Stream
+from hs_capture.format.metadata import INPUT_IDS, CaptureMetadata, layer_stream
+from hs_capture.intervals import subtract
+from hs_capture.verify.numbers import any_nonzero, count_not_finite
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One capture file that was read as a whole. `problem` is None when all of it is right."""
+
+    path: Path
+    stored_bytes: int
+    incomplete_reason: str | None
+    problem: str | None
+
+
+def newest_files(run: Path, limit: int | None) -> Iterator[Path]:
+    """The capture files of a run, newest first, at most `limit` (None: all).
+
+    Names begin with the sequence number, and so do the folders, so a sample of a million captures
+    lists only the last folder.
+    """
+    left = -1 if limit is None else limit
+    folders = sorted((path for path in run.iterdir() if path.name.isdecimal()), reverse=True)
+    for folder in folders:
+        for path in sorted(folder.glob("*.hsc"), reverse=True):
+            if left == 0:
+                return
+            left -= 1
+            yield path
+
+
+def examine(path: Path) -> Examined | None:
+    """Read one capture whole and judge it; None when it was taken away meanwhile."""
+    try:
+        with ContainerReader(path) as reader:
+            size = reader.size
+            try:
+                metadata = CaptureMetadata.from_object(reader.metadata, f"{path}: metadata")
+                problem = next(_problems(reader, metadata), None)
+            except FormatError as error:
+                return Examined(path, size, None, str(error))
+            named = None if problem is None else f"{path}: {problem}"
+            return Examined(path, size, metadata.incomplete_reason, named)
+    except FileNotFoundError:
+        return None
+    except FormatError as error:
+        return Examined(path, 0, None, str(error))
+    except OSError as error:
+        return Examined(path, 0, None, f"{path}: cannot be read: {error.strerror}")
+
+
+def _problems(reader: ContainerReader, metadata: CaptureMetadata) -> Iterator[str]:
+    states = [layer_stream(layer) for layer in metadata.layer_ids]
+    states += [f"final.{norm}" for norm in metadata.final]
+    for name in (INPUT_IDS, *states):
+        if name not in reader.streams:
+            yield f"stream {name!r} is missing"
+    for stream in reader.streams.values():
+        yield from _shape_problems(reader, stream, metadata)
+    seen: dict[str, str] = {}
+    for stream in reader.streams.values():
+        digest, problem = _read(reader, stream)
+        if problem:
+            yield f"stream {stream.name!r}: {problem}"
+        if stream.name == INPUT_IDS or not stream.blocks:
+            continue
+        if digest in seen:
+            # Two layers that agree in every bit mean that one tensor was stored twice.
+            yield f"streams {seen[digest]!r} and {stream.name!r} hold the same values"
+        seen[digest] = stream.name
+
+
+def _shape_problems(
+    reader: ContainerReader, stream: Stream, metadata: CaptureMetadata
+) -> Iterator[str]:
+    place = f"stream {stream.name!r}"
+    tokens = metadata.num_tokens
+    if stream.rows != tokens:
+        yield f"{place} has {stream.rows} rows, the prompt has {tokens} tokens"
+    whole = (0, tokens)
+    if stream.name == INPUT_IDS:
+        missing = subtract(whole, reader.covered(INPUT_IDS))
+        if missing:
+            yield f"{place}: token ids {missing} are missing"
+        return
+    if stream.shape[1:] != (metadata.hidden_size,):
+        yield f"{place} has shape {list(stream.shape)}, the hidden size is {metadata.hidden_size}"
+    if stream.dtype != metadata.dtype:
+        yield f"{place} is {stream.dtype}, the capture says {metadata.dtype}"
+    missing = subtract(whole, reader.covered(stream.name))
+    if missing != [tuple(pair) for pair in metadata.missing]:
+        yield f"{place} lacks rows {missing}, the capture says {list(metadata.missing)}"
+    if metadata.complete and missing:
+        yield f"{place} lacks rows {missing}, and the capture says it is complete"
+
+
+def _read(reader: ContainerReader, stream: Stream) -> tuple[str, str | None]:
+    """Read a stream block by block: the digest of its values, and what is wrong with them."""
+    digest = xxhash.xxh3_128()
+    nonzero = stream.name == INPUT_IDS or not stream.blocks
+    not_finite = 0
+    for block in stream.blocks:
+        values = reader.read(stream.name, block.start, block.stop)
+        digest.update(values.data)
+        not_finite += count_not_finite(values, stream.dtype)
+        nonzero = nonzero or any_nonzero(values, stream.dtype)
+    problem = None
+    if not_finite:
+        problem = f"{not_finite} values are not finite"
+    elif not nonzero:
+        problem = "all values are zero"
+    return digest.hexdigest(), problem

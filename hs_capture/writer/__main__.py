@@ -1,0 +1,32 @@
+"""``python -m hs_capture.writer``: started by the server's plugin, never by hand.
+
+The configuration comes on standard input. The process forks once more and lets its parent exit, so
+that it is no descendant of the server: SGLang kills all of those when it stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+
+from hs_capture.writer.config import WriterConfig
+from hs_capture.writer.process import Writer
+
+NICENESS = 5
+
+
+def main() -> None:
+    """Detach from the server, then write until it is gone."""
+    config = WriterConfig.decode(sys.stdin.buffer.read())
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+    logging.basicConfig(format="%(message)s")
+    Writer(config).run()
+
+
+if __name__ == "__main__":
+    main()

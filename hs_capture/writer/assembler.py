@@ -1,0 +1,186 @@
+"""Join the chunks of each request: entries of the ring in, records for the publisher out."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hs_capture.faults import FaultLog
+from hs_capture.format.codec import dtype_of, encode, rows_per_block
+from hs_capture.format.container import ContainerWriter
+from hs_capture.ring.consumer import Consumer, Entry
+from hs_capture.ring.message import Opened, Segment
+from hs_capture.writer.config import StreamSpec, WriterConfig
+from hs_capture.writer.publisher import OPEN_FOLDER, Publisher
+from hs_capture.writer.record import Record
+
+INPUT_IDS = StreamSpec("input_ids", "int64", 1)
+TOKEN_ID_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows of one stream of one record, still in the ring."""
+
+    record: Record
+    stream: StreamSpec
+    start: int
+    stop: int
+    data: memoryview
+
+
+def row_bytes(stream: StreamSpec) -> int:
+    """Return the size of one row of `stream`."""
+    return stream.width * dtype_of(stream.dtype).itemsize
+
+
+def is_full(error: Exception) -> bool:
+    """Whether `error` says that the file system has no room left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class Assembler:
+    """Owns the open records. `apply` is called by one thread; blocks are compressed by a pool."""
+
+    def __init__(
+        self,
+        config: WriterConfig,
+        ring: Consumer,
+        publisher: Publisher,
+        pool: ThreadPoolExecutor,
+        faults: FaultLog,
+    ) -> None:
+        """Unfinished files go to the folder ``open`` of the run directory."""
+        self._config = config
+        self._ring = ring
+        self._publisher = publisher
+        self._pool = pool
+        self._open: dict[int, Record] = {}
+        self._folder = Path(config.run_dir) / OPEN_FOLDER
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
+            left_by_earlier_writer.unlink(missing_ok=True)
+        self._lock = threading.Lock()
+        self._faults = faults
+
+    @property
+    def open_records(self) -> int:
+        """How many requests are not finished."""
+        return len(self._open)
+
+    def apply(self, entry: Entry) -> None:
+        """Do what `entry` says. Its payload is released when the last block of it is stored."""
+        message = entry.message
+        ids_at = message.rows * self._row_bytes
+        for opened in message.opened:
+            end = ids_at + opened.num_tokens * TOKEN_ID_BYTES
+            self._open_record(entry, opened, entry.payload[ids_at:end])
+            ids_at = end
+        for segment in message.segments:
+            self._take_segment(entry, segment)
+        for lost in message.lost:
+            if lost.key in self._open:
+                self._open[lost.key].losses.append(lost)
+        for closed in message.closed:
+            self._close_record(closed.key, closed.reason)
+        self._ring.release(entry)
+
+    def close_all(self, reason: str) -> None:
+        """Close every open record because of `reason`."""
+        for key in list(self._open):
+            self._close_record(key, reason)
+
+    @property
+    def _row_bytes(self) -> int:
+        return sum(row_bytes(stream) for stream in self._config.streams)
+
+    def _open_record(self, entry: Entry, opened: Opened, ids: memoryview) -> None:
+        if opened.key in self._open:
+            # The server repeats what it opened after a writer died; this one had not.
+            return
+        path = self._folder / f"{self._config.rank}-{opened.key}.part"
+        container = ContainerWriter(path, mode=self._config.file_mode)
+        for stream in (INPUT_IDS, *self._config.streams):
+            width = None if stream is INPUT_IDS else stream.width
+            container.declare(stream.name, stream.dtype, width)
+        record = Record(opened, container)
+        self._open[opened.key] = record
+        self._submit(entry, Block(record, INPUT_IDS, 0, opened.num_tokens, ids))
+
+    def _take_segment(self, entry: Entry, segment: Segment) -> None:
+        record = self._open.get(segment.key)
+        if record is None:
+            # Its beginning was lost with an earlier writer, which counted it.
+            return
+        for start, stop in record.take(segment.start, segment.stop):
+            offset = 0
+            for stream in self._config.streams:
+                row = row_bytes(stream)
+                rows = rows_per_block(row)
+                first = offset + (segment.row + start - segment.start) * row
+                for a in range(start, stop, rows):
+                    b = min(a + rows, stop)
+                    at = first + (a - start) * row
+                    data = entry.payload[at : at + (b - a) * row]
+                    self._submit(entry, Block(record, stream, a, b, data))
+                offset += entry.message.rows * row
+
+    def _submit(self, entry: Entry, block: Block) -> None:
+        with self._lock:
+            block.record.pending += 1
+        self._ring.keep(entry)
+        self._pool.submit(self._store, entry, block)
+
+    def _store(self, entry: Entry, block: Block) -> None:
+        """Compress and write one block. Runs in the pool and must not raise."""
+        try:
+            if block.record.failure is None:
+                data: npt.NDArray[np.generic] = np.frombuffer(
+                    block.data, dtype=dtype_of(block.stream.dtype).carrier
+                )
+                encoded = encode(data, block.stream.dtype)
+                block.record.container.add(block.stream.name, block.start, block.stop, encoded)
+        except Exception as error:
+            block.record.failure = self._count_error("a block could not be stored", error)
+        finally:
+            self._ring.release(entry)
+            self._settle(block.record, stored=1)
+
+    def _close_record(self, key: int, reason: str | None) -> None:
+        record = self._open.pop(key, None)
+        if record is not None:
+            record.end_reason = reason
+            self._settle(record, closing=True)
+
+    def _settle(self, record: Record, *, stored: int = 0, closing: bool = False) -> None:
+        """Count stored blocks of `record`; publish it once it is closing and none is left."""
+        with self._lock:
+            record.pending -= stored
+            record.closing = record.closing or closing
+            finished = record.closing and record.pending == 0 and not record.settled
+            record.settled = record.settled or finished
+        if finished:
+            self._publish(record)
+
+    def _publish(self, record: Record) -> None:
+        try:
+            if record.failure is None:
+                self._publisher.publish(record)
+                return
+        except Exception as error:
+            record.failure = self._count_error("a capture could not be published", error)
+        try:
+            self._publisher.give_up(record, record.failure or "error")
+        except Exception as error:
+            self._count_error("a lost capture could not be written to the index", error)
+
+    def _count_error(self, what: str, error: Exception) -> str:
+        """Count and log `error`; return the reason that readers of the index will see."""
+        self._faults.record(what, error)
+        return "file_system_full" if is_full(error) else "write_error"

@@ -1,0 +1,48 @@
+"""What the writer process is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """One tensor of every capture: [tokens, width] elements of `dtype`."""
+
+    name: str
+    dtype: str
+    width: int
+
+
+@dataclass(frozen=True)
+class WriterConfig:
+    """Everything the writer needs; sent as JSON on its standard input."""
+
+    ring: int
+    """Inherited descriptor of the ring."""
+    bell: int
+    """Inherited read end of a pipe: a byte means news, end of file means the server is gone."""
+    run_dir: str
+    rank: str
+    file_mode: int
+    reserve_bytes: int
+    """Free space of the file system that is never used."""
+    workers: int
+    server_pid: int
+    streams: tuple[StreamSpec, ...]
+    metadata: dict[str, Any]
+    """Copied into every capture: layer ids, model class, versions and so on."""
+
+    def encode(self) -> bytes:
+        """Return the configuration as JSON."""
+        return orjson.dumps(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> WriterConfig:
+        """Return the configuration in `data`, which `encode` wrote."""
+        fields = orjson.loads(data)
+        fields["streams"] = tuple(StreamSpec(**stream) for stream in fields["streams"])
+        return cls(**fields)

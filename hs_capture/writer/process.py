@@ -1,0 +1,132 @@
+"""The writer's main loop: from the bell to the status file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hs_capture.faults import FaultLog
+from hs_capture.format.run import Status
+from hs_capture.ring.consumer import Consumer, Entry
+from hs_capture.writer.assembler import Assembler
+from hs_capture.writer.config import WriterConfig
+from hs_capture.writer.publisher import OPEN_FOLDER, Publisher
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+HEARTBEAT_SECONDS = 1.0
+LAST_WORK_SECONDS = 10.0
+"""How long the writer may work on after the server is gone while the file system is full."""
+
+
+class Writer:
+    """Takes what the server published until the server is gone and everything is stored."""
+
+    def __init__(self, config: WriterConfig) -> None:
+        """Map the ring and open the index of the run."""
+        self._config = config
+        self._faults = FaultLog(logger)
+        self._ring = Consumer(config.ring)
+        self._publisher = Publisher(config)
+        self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="hs-capture-writer")
+        self._assembler = Assembler(config, self._ring, self._publisher, self._pool, self._faults)
+        self._started = time.time()
+        self._server_error: str | None = None
+        self._server_gone_at: float | None = None
+
+    def run(self) -> None:
+        """Work until the server is gone, then finish what it left."""
+        heartbeat = 0.0
+        while True:
+            for entry in self._take():
+                if entry.message.error is not None:
+                    self._server_error = entry.message.error
+                self._assembler.apply(entry)
+            if self._finished():
+                break
+            if time.monotonic() - heartbeat >= HEARTBEAT_SECONDS:
+                self._write_status("serving")
+                heartbeat = time.monotonic()
+            self._wait()
+        self._assembler.close_all("server_stopped")
+        self._pool.shutdown(wait=True)
+        self._write_status("ended")
+        self._publisher.close()
+        self._remove_open_folder()
+
+    def _take(self) -> Iterator[Entry]:
+        """Take entries while there is room for what they bring.
+
+        Entries that are not taken stay in the ring: the ring fills up, and the server does what
+        SGLANG_HS_ON_FULL says.
+        """
+        entries = self._ring.entries()
+        while self._has_room():
+            entry = next(entries, None)
+            if entry is None:
+                return
+            yield entry
+
+    def _has_room(self) -> bool:
+        """Whether more than the reserve of the file system is free."""
+        space = os.statvfs(self._config.run_dir)
+        return space.f_bavail * space.f_frsize > self._config.reserve_bytes
+
+    def _finished(self) -> bool:
+        """Whether the server is gone and nothing is left, or nothing can be done about it."""
+        gone = self._server_gone_at
+        if gone is None:
+            return False
+        out_of_time = time.monotonic() - gone > LAST_WORK_SECONDS and not self._has_room()
+        return out_of_time or self._ring.drained
+
+    def _wait(self) -> None:
+        """Sleep until the server rings the bell, hangs up, or some time has passed."""
+        if self._server_gone_at is not None:
+            time.sleep(0.005)
+            return
+        poll = select.poll()
+        poll.register(self._config.bell, select.POLLIN)
+        if poll.poll(POLL_SECONDS * 1000) and not os.read(self._config.bell, 65536):
+            self._server_gone_at = time.monotonic()
+
+    def _write_status(self, state: str) -> None:
+        counters = {
+            **self._ring.region.counters(),
+            **self._publisher.counters,
+            "writer_errors": self._faults.count,
+            "open_records": self._assembler.open_records,
+        }
+        status = Status(
+            run_id=Path(self._config.run_dir).name,
+            rank=self._config.rank,
+            state=state,
+            server_pid=self._config.server_pid,
+            writer_pid=os.getpid(),
+            started=self._started,
+            heartbeat=time.time(),
+            last_capture=self._publisher.last_capture,
+            counters=counters,
+            last_error=self._faults.last or self._server_error,
+        )
+        try:
+            status.write(
+                Path(self._config.run_dir) / f"status-{self._config.rank}.json",
+                mode=self._config.file_mode,
+            )
+        except OSError as error:
+            self._faults.record("the status file could not be written", error)
+
+    def _remove_open_folder(self) -> None:
+        folder = Path(self._config.run_dir) / OPEN_FOLDER
+        try:
+            folder.rmdir()
+        except OSError as error:
+            # Another rank of this run may still have files in it.
+            logger.debug("hs-capture: %s stays: %s", folder, error)

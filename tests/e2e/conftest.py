@@ -1,0 +1,82 @@
+"""What the end-to-end tests share: one tiny model, one reference, one process that forks servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.launching import Launcher, Spawner, Zygote
+from harness.processes import MARK, running
+from harness.reference import Reference
+from harness.server import Server, ServerConfig, serving
+from harness.tiny_model import build_tiny_model
+
+Serve = Callable[..., AbstractContextManager[Server]]
+
+_logs: list[Path] = []
+_SHOWN_LINES = 60
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[pytest.TestReport]:
+    """Show the end of the newest server's log with every failure."""
+    report: pytest.TestReport = yield
+    if report.failed and _logs and _logs[-1].exists():
+        lines = _logs[-1].read_text(errors="replace").splitlines()
+        report.sections.append((f"end of {_logs[-1]}", "\n".join(lines[-_SHOWN_LINES:])))
+    return report
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny model."""
+    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def reference(model: Path) -> Reference:
+    """Transformers with the weights of the tiny model."""
+    return Reference(model)
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """The quick launcher. When it ends, nothing that any test started may be left."""
+    log = tmp_path_factory.mktemp("zygote") / "log"
+    zygote = Zygote(log)
+    _logs.insert(0, log)
+    yield zygote
+    zygote.close()
+    left = [str(process) for process in running() if f"{MARK}=" in process.environment]
+    assert not left
+
+
+@pytest.fixture(scope="session")
+def spawner() -> Spawner:
+    """The launcher that starts servers as users do."""
+    return Spawner()
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Start a server for a block: ``with serve(launcher, config) as server``."""
+
+    @contextmanager
+    def started(launcher: Launcher, config: ServerConfig) -> Iterator[Server]:
+        log = tmp_path_factory.mktemp("server") / "log"
+        _logs.append(log)
+        with serving(launcher, config, log) as server:
+            yield server
+
+    return started
+
+
+@pytest.fixture(scope="module")
+def dump_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dump directory that does not exist yet."""
+    return tmp_path_factory.mktemp("capture") / "dump"

@@ -1,0 +1,66 @@
+"""What a server has published: its captures, its run, and how it says it is doing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hs_capture
+
+Value = TypeVar("Value")
+
+# A capture is published after the answer was sent: the writer works beside the server.
+PUBLISH_SECONDS = 20.0
+
+
+def wait_for(dump_dir: Path, rids: Iterable[str], seconds: float = PUBLISH_SECONDS) -> Any:
+    """Return the store of ``dump_dir`` once it holds every rid, as often as it is given.
+
+    Raises:
+        TimeoutError: some are still missing after ``seconds``; the message names them.
+    """
+    wanted = Counter(rids)
+    deadline = time.monotonic() + seconds
+    while True:
+        store = hs_capture.open_store(dump_dir)
+        missing = wanted - Counter(capture.rid for capture in store)
+        if not missing:
+            return store
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"{missing.total()} of {wanted.total()} captures were not published in "
+                f"{seconds:.0f} s, such as {sorted(missing)[:3]}; the store has {len(store)}; "
+                f"status: {status(dump_dir)}"
+            )
+        time.sleep(0.1)
+
+
+def run_folder(dump_dir: Path) -> Path:
+    """Return the folder of the only run in ``dump_dir``."""
+    (run_file,) = dump_dir.glob("*/run.json")
+    return run_file.parent
+
+
+def run_info(dump_dir: Path) -> dict[str, Any]:
+    """Return run.json of the only run."""
+    return dict(json.loads((run_folder(dump_dir) / "run.json").read_text()))
+
+
+def status(dump_dir: Path) -> dict[str, Any]:
+    """Return the status file of the only rank of the only run."""
+    (file,) = run_folder(dump_dir).glob("status-*.json")
+    return dict(json.loads(file.read_text()))
+
+
+def wait_until(
+    look: Callable[[], Value], good: Callable[[Value], bool], seconds: float = PUBLISH_SECONDS
+) -> Value:
+    """Look again and again until what is seen is good, and return what was seen last."""
+    deadline = time.monotonic() + seconds
+    while not good(seen := look()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return seen

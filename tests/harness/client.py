@@ -1,0 +1,98 @@
+"""Requests to a server's ``/generate``, by token ids."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+
+class RefusedError(Exception):
+    """The server answered with an error status; the message holds the status and the body."""
+
+
+def get(url: str, timeout: float = 30) -> bytes:
+    """Return the body of a GET, or raise RefusedError."""
+    return _answer(urllib.request.Request(url), timeout)
+
+
+def generate(
+    url: str,
+    prompt: Sequence[int],
+    rid: str | None = None,
+    max_new_tokens: int = 1,
+    timeout: float = 120,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Send one prompt, greedy, and return the answer. ``fields`` go into the request as they are."""
+    body = {
+        "input_ids": list(prompt),
+        "sampling_params": {
+            "max_new_tokens": max_new_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        },
+        **({} if rid is None else {"rid": rid}),
+        **fields,
+    }
+    return dict(_post(f"{url}/generate", body, timeout))
+
+
+def generate_batch(
+    url: str,
+    prompts: Mapping[str, Sequence[int]],
+    max_new_tokens: int = 1,
+    timeout: float = 120,
+) -> list[dict[str, Any]]:
+    """Send all prompts (by rid) in one request, and return the answers in the same order."""
+    body = {
+        "input_ids": [list(prompt) for prompt in prompts.values()],
+        "rid": list(prompts),
+        "sampling_params": {
+            "max_new_tokens": max_new_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        },
+    }
+    return list(_post(f"{url}/generate", body, timeout))
+
+
+def generate_concurrently(
+    url: str,
+    prompts: Iterable[tuple[str, Sequence[int]]],
+    at_once: int,
+    max_new_tokens: int = 1,
+    answered: Callable[[int], None] = lambda count: None,
+) -> dict[str, dict[str, Any]]:
+    """Send each (rid, prompt) as a request of its own, ``at_once`` at a time; answers by rid.
+
+    ``answered`` is called with the number of answers so far, from the calling thread.
+    """
+    answers: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = {
+            pool.submit(generate, url, prompt, rid, max_new_tokens): rid for rid, prompt in prompts
+        }
+        for future in as_completed(futures):
+            answers[futures[future]] = future.result()
+            answered(len(answers))
+    return answers
+
+
+def _post(url: str, body: object, timeout: float) -> Any:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    return json.loads(_answer(request, timeout))
+
+
+def _answer(request: urllib.request.Request, timeout: float) -> bytes:
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return bytes(response.read())
+    except urllib.error.HTTPError as error:
+        body = error.read().decode(errors="replace")
+        raise RefusedError(f"{request.full_url}: HTTP {error.code} {body}") from None

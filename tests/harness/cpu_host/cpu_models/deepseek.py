@@ -1,0 +1,25 @@
+"""SGLang's own DeepSeek classes, with the attention that a plain CPU can run.
+
+The registry imports this module in the process that builds the model, before it builds it. So it
+is also the place from which the probes of the tests are switched on.
+"""
+
+from __future__ import annotations
+
+import probes
+from sglang.srt.models import deepseek_v2, kimi_k25
+from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
+    AttnForwardMethod,
+)
+
+# The torch_native backend has no handler. The one it would fall back to picks a prefill that
+# does not fill the latent cache, which the decode then reads. Absorbed MLA works for both.
+AttentionBackendRegistry.register("torch_native", lambda attn, batch: AttnForwardMethod.MLA)
+
+EntryClass = []
+for _module in (deepseek_v2, kimi_k25):
+    _entry = _module.EntryClass
+    EntryClass.extend(_entry if isinstance(_entry, list) else [_entry])
+
+probes.install()

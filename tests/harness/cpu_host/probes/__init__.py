@@ -1,0 +1,21 @@
+"""What the tests look at, or break, inside a server. Each probe is off until its variable is set."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TAP = "HS_TEST_TAP"
+FAULT = "HS_TEST_FAULT"
+
+
+def install() -> None:
+    """Switch on the probes that the environment names. A second call changes nothing."""
+    if fault := os.environ.get(FAULT):
+        from probes import fault as planted
+
+        planted.plant(fault)
+    if directory := os.environ.get(TAP):
+        from probes import tap
+
+        tap.install(Path(directory))

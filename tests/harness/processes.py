@@ -1,0 +1,70 @@
+"""What a server leaves behind: processes and shared-memory files."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "HS_TEST_SERVER"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A running process, as /proc shows it."""
+
+    pid: int
+    session: int
+    command: str
+    environment: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid}: {self.command}"
+
+
+def running() -> list[Process]:
+    """Return every process that is not a zombie and that we may look at."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # The command name stands in brackets and may hold anything; the fields follow it.
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environment = (entry / "environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if state != "Z":
+            found.append(Process(int(entry.name), int(session), command.strip(), environment))
+    return found
+
+
+def of_server(pid: int, mark: str) -> list[Process]:
+    """Return what belongs to a server: its session, and all that inherited its mark."""
+    return [
+        process
+        for process in running()
+        if process.session == pid or f"{MARK}={mark}\0" in process.environment
+    ]
+
+
+def wait_until_gone(pid: int, mark: str, seconds: float) -> list[Process]:
+    """Wait until nothing of a server runs any more; return what still runs after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while (left := of_server(pid, mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def shared_memory(pid: int, mark: str) -> set[Path]:
+    """Return the files in /dev/shm that the processes of a server have open or mapped."""
+    held: set[str] = set()
+    for process in of_server(pid, mark):
+        folder = Path("/proc", str(process.pid))
+        try:
+            held.update(str(link.readlink()) for link in (folder / "fd").iterdir())
+            held.update(line.split()[-1] for line in (folder / "maps").read_text().splitlines())
+        except OSError:
+            continue
+    return {Path(name) for name in held if name.startswith("/dev/shm/")}

@@ -1,0 +1,69 @@
+"""What the model computes for a prompt, by Hugging Face transformers with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class States:
+    """The states of one prompt of T tokens; every tensor is [T, hidden size], float32.
+
+    ``layers`` maps a layer id to the output of that decoder layer, -1 to the embedding.
+    """
+
+    layers: dict[int, torch.Tensor]
+    pre_norm: torch.Tensor
+    post_norm: torch.Tensor
+
+
+class Reference:
+    """Computes states with transformers, and remembers them by prompt."""
+
+    def __init__(self, model_path: Path) -> None:
+        from transformers import DeepseekV2ForCausalLM
+
+        self._model = DeepseekV2ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+        self._known: dict[tuple[int, ...], States] = {}
+        self._seen: dict[Any, torch.Tensor] = {}
+        # Hooks of our own, because the last of transformers' `hidden_states` is normed already.
+        inner = self._model.model
+        inner.embed_tokens.register_forward_hook(self._keep_output(-1))
+        for layer_id, layer in enumerate(inner.layers):
+            layer.register_forward_hook(self._keep_output(layer_id))
+        inner.norm.register_forward_pre_hook(self._keep_input("pre_norm"))
+        inner.norm.register_forward_hook(self._keep_output("post_norm"))
+
+    @property
+    def norm_weight(self) -> torch.Tensor:
+        """The weight of the final norm, float32 [hidden size]."""
+        return self._model.model.norm.weight.detach()
+
+    def states(self, prompt: Sequence[int]) -> States:
+        """Return the states of every token of ``prompt``."""
+        key = tuple(prompt)
+        if key not in self._known:
+            self._seen.clear()
+            with torch.no_grad():
+                self._model.model(torch.tensor([key]), use_cache=False)
+            named = dict(self._seen)
+            pre_norm, post_norm = named.pop("pre_norm"), named.pop("post_norm")
+            self._known[key] = States(named, pre_norm, post_norm)
+        return self._known[key]
+
+    def _keep_output(self, name: Any) -> Any:
+        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
+            self._seen[name] = (output[0] if isinstance(output, tuple) else output)[0].clone()
+
+        return hook
+
+    def _keep_input(self, name: Any) -> Any:
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            self._seen[name] = args[0][0].clone()
+
+        return hook

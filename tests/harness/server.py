@@ -1,0 +1,174 @@
+"""One real SGLang HTTP server on the CPU: its start, its log, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import client, processes
+from harness.launching import Launched, Launcher, Mounts, host_environment
+
+START_SECONDS = 180.0
+STOP_SECONDS = 30.0
+# The writer may finish what is in its ring after the server has gone.
+AFTERLIFE_SECONDS = 10.0
+# SGLang itself leaves one small file of this name at every stop.
+SGLANG_LEFTOVER = "sglang_loads_"
+
+
+class ServerEndedError(Exception):
+    """The server ended when it should have been serving. The message holds its log."""
+
+    def __init__(self, exit_code: int, log: str) -> None:
+        super().__init__(f"the server ended with {exit_code}; its log:\n{log}")
+        self.exit_code = exit_code
+        self.log = log
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What to serve, and how.
+
+    Attributes:
+        model: folder of the model.
+        environment: variables for hs-capture and for the probes; none of them means capture off.
+        chunk: prefill chunk in tokens; -1 means prompts are not cut.
+        dtype: what SGLang computes in.
+        arguments: more arguments for SGLang.
+        mounts: commands to run first in a private mount namespace.
+    """
+
+    model: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    chunk: int = 16
+    dtype: str = "float32"
+    arguments: Sequence[str] = ()
+    mounts: Mounts = ()
+
+    def command_line(self, port: int) -> list[str]:
+        """Return the arguments of ``sglang.launch_server``."""
+        options = {
+            "--model-path": self.model,
+            "--host": "127.0.0.1",
+            "--port": port,
+            "--device": "cpu",
+            "--dtype": self.dtype,
+            "--attention-backend": "torch_native",
+            "--chunked-prefill-size": self.chunk,
+            "--max-total-tokens": 16384,
+            "--mem-fraction-static": 0.3,
+        }
+        flags = ["--skip-tokenizer-init", "--disable-cuda-graph", "--skip-server-warmup"]
+        pairs = [text for pair in options.items() for text in map(str, pair)]
+        return [*pairs, *flags, *self.arguments]
+
+
+class Server:
+    """A server that was started, serving or not."""
+
+    def __init__(self, launcher: Launcher, config: ServerConfig, log: Path) -> None:
+        self.config = config
+        self.log_path = log
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.mark = uuid.uuid4().hex
+        environment = host_environment({**config.environment, processes.MARK: self.mark})
+        self._process: Launched = launcher.launch(
+            config.command_line(self.port), environment, log, config.mounts
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process id of the HTTP server, the parent of SGLang's other processes."""
+        return self._process.pid
+
+    def log(self) -> str:
+        """Return all that the server has printed so far."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def wait_until_serving(self, seconds: float = START_SECONDS) -> None:
+        """Wait until requests are answered. Looks in a way that runs no forward.
+
+        Raises:
+            ServerEndedError: it ended.
+            TimeoutError: it did neither in ``seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if (code := self._process.poll()) is not None:
+                raise ServerEndedError(code, self.log())
+            try:
+                client.get(f"{self.url}/model_info", timeout=5)
+            except (OSError, client.RefusedError):
+                time.sleep(0.1)
+            else:
+                return
+        raise TimeoutError(f"not serving after {seconds:.0f} s; the log:\n{self.log()}")
+
+    def wait_until_ended(self, seconds: float = START_SECONDS) -> int:
+        """Wait until the server process has ended, and return its exit code.
+
+        Raises:
+            TimeoutError: it still runs after ``seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if (code := self._process.poll()) is not None:
+                return code
+            time.sleep(0.05)
+        raise TimeoutError(f"still running after {seconds:.0f} s; the log:\n{self.log()}")
+
+    def stop(self) -> None:
+        """Ask the server to end, and make sure that nothing of it is left.
+
+        Raises:
+            AssertionError: a process or a shared-memory file was left. It is removed all the same.
+        """
+        files = processes.shared_memory(self.pid, self.mark)
+        if self._process.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+            try:
+                self.wait_until_ended(STOP_SECONDS)
+            finally:
+                self.kill()
+        left = processes.wait_until_gone(self.pid, self.mark, AFTERLIFE_SECONDS)
+        self.kill()
+        assert not left, f"left behind: {[str(process) for process in left]}\n{self.log()}"
+        for file in [file for file in files if file.name.startswith(SGLANG_LEFTOVER)]:
+            file.unlink(missing_ok=True)
+        names = sorted(str(file) for file in files if file.exists())
+        assert not names, f"left in /dev/shm: {names}"
+
+    def kill(self) -> None:
+        """End whatever of the server still runs, at once."""
+        for process in processes.of_server(self.pid, self.mark):
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@contextmanager
+def serving(launcher: Launcher, config: ServerConfig, log: Path) -> Iterator[Server]:
+    """Start a server, hand it over when it serves, and stop it with nothing left."""
+    server = Server(launcher, config, log)
+    try:
+        server.wait_until_serving()
+        yield server
+    except BaseException:
+        server.kill()
+        raise
+    server.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""The part of the stand-in that a server would run."""
