@@ -12,9 +12,8 @@ import torch
 from hs_capture.capture.batch import Batch, Request, Rows
 from hs_capture.capture.launcher import WriterLauncher
 from hs_capture.errors import ConfigError
-from hs_capture.ring.message import Closed, Lost, Message, Opened, Segment
+from hs_capture.ring.message import Closed, Lost, Message, Opened, Segment, StreamSpec
 from hs_capture.ring.producer import Producer, Slot
-from hs_capture.writer.config import StreamSpec
 
 POLL_SECONDS = 0.001
 SMALLEST_ENTRY_ROWS = 16
@@ -162,7 +161,7 @@ class Tap:
         draft = Draft()
         for key in keys:
             self._done.discard(key)
-            if self._open.pop(key, None) is not None:
+            if key in self._open:
                 draft.closed.append(Closed(key, "aborted"))
         self._send(draft, ())
 
@@ -196,13 +195,10 @@ class Tap:
 
     def _open_in(self, draft: Draft, request: Request) -> None:
         if request.key not in self._open:
-            self._open[request.key] = request
             draft.opened.append(request)
 
     def _close_in(self, draft: Draft, rows: Rows) -> None:
         if rows.last:
-            del self._open[rows.request.key]
-            self._done.add(rows.request.key)
             draft.closed.append(Closed(rows.request.key))
 
     def _send(self, draft: Draft, tensors: Sequence[torch.Tensor]) -> Draft:
@@ -223,7 +219,17 @@ class Tap:
             self._producer.count("rows_dropped", draft.rows)
             self._owed.append(draft.without_rows("dropped"))
             self._pay_owed()
+        self._remember(draft)
         return Draft()
+
+    def _remember(self, draft: Draft) -> None:
+        """Follow what the writer knows, or will know, after `draft`."""
+        for request in draft.opened:
+            self._open[request.key] = request
+        for closed in draft.closed:
+            self._open.pop(closed.key, None)
+            if closed.reason is None:
+                self._done.add(closed.key)
 
     def _pay_owed(self) -> None:
         """Publish what is owed, as far as there is room in the share kept for it."""

@@ -22,6 +22,9 @@ from hs_capture.settings import Settings
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
+EXIT_REFUSED = 78
+"""Exit code of a scheduler whose start we refuse: EX_CONFIG of sysexits.h."""
+
 BATCH_ATTRIBUTE = "_hs_capture_batch"
 """Where a prepared ``ForwardBatch`` carries its snapshot to ``ModelRunner.forward``, which gets the
 same object; copies that SGLang makes for the model later do not have it."""
@@ -123,7 +126,8 @@ def _is_last_stage() -> bool:
 def _refusing(settings: Settings | None) -> Iterator[None]:
     """Stop the server's start when this block fails, and say why in one line.
 
-    SGLang logs the exception with its traceback and stops all of its processes.
+    An exception would have SGLang print its traceback after the line and kill the process that
+    started the server. An exit makes it say that the scheduler died, with this exit code.
     """
     try:
         yield
@@ -133,7 +137,7 @@ def _refusing(settings: Settings | None) -> Iterator[None]:
         print(f"hs-capture: the server does not start: {reason}", file=sys.stderr, flush=True)
         if settings is not None:
             _leave_refusal(settings, reason)
-        raise
+        raise SystemExit(EXIT_REFUSED) from None
 
 
 def _leave_refusal(settings: Settings, reason: str) -> None:

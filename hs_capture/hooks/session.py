@@ -26,9 +26,10 @@ from hs_capture.hooks.compat import Ranks
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.model import Attachment
 from hs_capture.hooks.requests import RequestBook
+from hs_capture.ring.message import StreamSpec
 from hs_capture.ring.producer import Producer
 from hs_capture.settings import Settings, writer_environ
-from hs_capture.writer.config import StreamSpec, WriterConfig
+from hs_capture.writer.config import WriterConfig
 
 logger = logging.getLogger("hs_capture")
 

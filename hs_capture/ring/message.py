@@ -14,6 +14,15 @@ import orjson
 
 
 @dataclass(frozen=True)
+class StreamSpec:
+    """One tensor of every capture: [tokens, width] elements of `dtype`."""
+
+    name: str
+    dtype: str
+    width: int
+
+
+@dataclass(frozen=True)
 class Opened:
     """A request seen for the first time; its token ids (int64) are in the payload."""
 

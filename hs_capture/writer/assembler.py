@@ -15,8 +15,8 @@ from hs_capture.faults import FaultLog
 from hs_capture.format.codec import dtype_of, encode, rows_per_block
 from hs_capture.format.container import ContainerWriter
 from hs_capture.ring.consumer import Consumer, Entry
-from hs_capture.ring.message import Opened, Segment
-from hs_capture.writer.config import StreamSpec, WriterConfig
+from hs_capture.ring.message import Opened, Segment, StreamSpec
+from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.publisher import OPEN_FOLDER, Publisher
 from hs_capture.writer.record import Record
 

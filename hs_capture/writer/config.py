@@ -7,14 +7,7 @@ from typing import Any
 
 import orjson
 
-
-@dataclass(frozen=True)
-class StreamSpec:
-    """One tensor of every capture: [tokens, width] elements of `dtype`."""
-
-    name: str
-    dtype: str
-    width: int
+from hs_capture.ring.message import StreamSpec
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""What the end-to-end tests share: one tiny model, one reference, one process that forks servers."""
+"""What the end-to-end tests share: a tiny model, its reference, a process that forks servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,8 @@ import pytest
 from harness.launching import Launcher, Spawner, Zygote
 from harness.processes import MARK, running
 from harness.reference import Reference
-from harness.server import Server, ServerConfig, serving
+from harness.server import Serve, Server, ServerConfig, serving
 from harness.tiny_model import build_tiny_model
-
-Serve = Callable[..., AbstractContextManager[Server]]
 
 _logs: list[Path] = []
 _SHOWN_LINES = 60

@@ -13,9 +13,7 @@ from harness.captures import wait_for
 from harness.client import generate
 from harness.launching import Zygote
 from harness.prompts import prompt
-from harness.server import Server, ServerConfig
-
-from .conftest import Serve
+from harness.server import Serve, Server, ServerConfig
 
 LAYERS = [-1, 0, 3, 6]
 

@@ -14,9 +14,7 @@ from harness.compare import assert_exact
 from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.reference import Reference
-from harness.server import Server, ServerConfig
-
-from .conftest import Serve
+from harness.server import Serve, Server, ServerConfig
 
 CHUNK = 16
 LAYERS = [-1, 1, 3, 5]

@@ -13,10 +13,8 @@ from harness.compare import TOLERANCE, assert_exact, errors
 from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.reference import Reference
-from harness.server import Server, ServerConfig
+from harness.server import Serve, Server, ServerConfig
 from hs_capture import NotCapturedError
-
-from .conftest import Serve
 
 LAYERS = [1, 3, 4]
 

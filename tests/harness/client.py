@@ -27,7 +27,7 @@ def generate(
     timeout: float = 120,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Send one prompt, greedy, and return the answer. ``fields`` go into the request as they are."""
+    """Send one prompt, greedy, and return the answer. ``fields`` go into the request as well."""
     body = {
         "input_ids": list(prompt),
         "sampling_params": {
@@ -65,7 +65,7 @@ def generate_concurrently(
     prompts: Iterable[tuple[str, Sequence[int]]],
     at_once: int,
     max_new_tokens: int = 1,
-    answered: Callable[[int], None] = lambda count: None,
+    answered: Callable[[int], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Send each (rid, prompt) as a request of its own, ``at_once`` at a time; answers by rid.
 
@@ -78,7 +78,8 @@ def generate_concurrently(
         }
         for future in as_completed(futures):
             answers[futures[future]] = future.result()
-            answered(len(answers))
+            if answered is not None:
+                answered(len(answers))
     return answers
 
 

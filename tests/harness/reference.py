@@ -56,6 +56,11 @@ class Reference:
             self._known[key] = States(named, pre_norm, post_norm)
         return self._known[key]
 
+    def next_token(self, prompt: Sequence[int]) -> int:
+        """Return the most likely token after ``prompt``."""
+        with torch.no_grad():
+            return int(self._model(torch.tensor([list(prompt)])).logits[0, -1].argmax())
+
     def _keep_output(self, name: Any) -> Any:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
             self._seen[name] = (output[0] if isinstance(output, tuple) else output)[0].clone()

@@ -7,8 +7,8 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,10 +149,11 @@ class Server:
     def kill(self) -> None:
         """End whatever of the server still runs, at once."""
         for process in processes.of_server(self.pid, self.mark):
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+
+
+Serve = Callable[[Launcher, ServerConfig], AbstractContextManager[Server]]
 
 
 @contextmanager

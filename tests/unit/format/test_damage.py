@@ -109,7 +109,7 @@ def rewrite(data: bytes, change: Callable[[Footer], object]) -> bytes:
     offset, length, _, end = struct.unpack("<QQQ8s", data[-32:])
     footer = orjson.loads(data[offset : offset + length])
     changed = change(footer)
-    encoded = orjson.dumps(footer if changed is None else changed)
+    encoded = orjson.dumps(changed if changed == [1] else footer)
     checksum = xxhash.xxh3_64_intdigest(encoded)
     return data[:offset] + encoded + struct.pack("<QQQ8s", offset, len(encoded), checksum, end)
 
@@ -128,7 +128,7 @@ def setting(index: int, value: object) -> Callable[[Footer], None]:
 
 def lies() -> Iterator[tuple[str, Callable[[Footer], object], str]]:
     yield "no object", lambda _: [1], "not a JSON object"
-    yield "no metadata", lambda f: f.pop("metadata") and None, "needs an object 'metadata'"
+    yield "no metadata", lambda f: f.pop("metadata"), "needs an object 'metadata'"
     yield "no streams", lambda f: f.update(streams={}), "an array 'streams'"
     yield "a number for a stream", lambda f: f["streams"].append(1), "stream 3: needs name"
     yield "twice the name", lambda f: f["streams"][0].update(name="layer.1"), "is there twice"
@@ -151,7 +151,7 @@ def lies() -> Iterator[tuple[str, Callable[[Footer], object], str]]:
     yield "one plane", setting(3, [96]), "cannot have planes"
     yield "short checksum", setting(4, "00"), "not 16 hexadecimal digits"
     yield "wrong checksum", setting(4, "0" * 16), "checksum does not match"
-    yield "lost block", lambda f: f["streams"][2]["blocks"].pop() and None, "blocks end at byte"
+    yield "lost block", lambda f: f["streams"][2]["blocks"].clear(), "blocks end at byte"
     yield (
         "blocks out of order",
         lambda f: f["streams"][1]["blocks"].reverse(),
@@ -199,5 +199,5 @@ def test_a_file_that_shrinks_while_it_is_open_is_found(small: Path, tmp_path: Pa
     path.write_bytes(small.read_bytes())
     with ContainerReader(path) as reader:
         path.write_bytes(b"")
-        with pytest.raises(FormatError, match="file ends 24 bytes short|file ends"):
+        with pytest.raises(FormatError, match=r"byte 8: file ends \d+ bytes short"):
             reader.check()

@@ -13,9 +13,17 @@ from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods
     AttnForwardMethod,
 )
 
-# The torch_native backend has no handler. The one it would fall back to picks a prefill that
-# does not fill the latent cache, which the decode then reads. Absorbed MLA works for both.
-AttentionBackendRegistry.register("torch_native", lambda attn, batch: AttnForwardMethod.MLA)
+
+def absorbed_mla(attention: object, batch: object) -> AttnForwardMethod:
+    """Choose the one attention of torch_native that serves prefill and decode alike.
+
+    That backend has no choice of its own. The one it would fall back to prefills without filling
+    the latent cache, which the decode then reads.
+    """
+    return AttnForwardMethod.MLA
+
+
+AttentionBackendRegistry.register("torch_native", absorbed_mla)
 
 EntryClass = []
 for _module in (deepseek_v2, kimi_k25):

@@ -1,4 +1,4 @@
-"""What the tests look at, or break, inside a server. Each probe is off until its variable is set."""
+"""What the tests look at, or break, inside a server; each is off until its variable is set."""
 
 from __future__ import annotations
 
