@@ -46,9 +46,9 @@ class CaptureStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        catalogs = find_catalogs(self.path)
+        catalogs = find_catalogs(self.path) if self.path.is_dir() else []
         if not catalogs:
-            found = "an empty directory or one of other files" if self.path.is_dir() else "nothing"
+            found = "other files" if self.path.exists() else "nothing"
             raise StoreNotFoundError(
                 f"no captures at {self.path}: found {found}, expected a dump directory, a run "
                 "directory (it holds run.json) or a folder with .hsc files"
@@ -232,7 +232,9 @@ class Capture:
     def _check_shapes(self, reader: ContainerReader, metadata: CaptureMetadata) -> None:
         shape: tuple[int, ...] = (metadata.num_tokens, metadata.hidden_size)
         states = (metadata.dtype, shape)
-        expected: dict[str, tuple[str, tuple[int, ...]]] = {INPUT_IDS: ("int64", (metadata.num_tokens,))}
+        expected: dict[str, tuple[str, tuple[int, ...]]] = {
+            INPUT_IDS: ("int64", (metadata.num_tokens,))
+        }
         expected |= {layer_stream(layer): states for layer in metadata.layer_ids}
         expected |= {f"final.{state}": states for state in metadata.final}
         for name, want in expected.items():
@@ -250,7 +252,7 @@ class Capture:
         """`rows` as a [start, stop) pair of rows that were all captured."""
         start, stop = _bounds(rows, self.num_tokens)
         for begin, end in self.missing:
-            if begin < stop and start < end:
+            if max(begin, start) < min(end, stop):
                 raise NotCapturedError(
                     f"capture {self.rid!r}: rows [{start}, {stop}) asked for, but rows "
                     f"[{begin}, {end}) were not captured ({self.incomplete_reason}); "

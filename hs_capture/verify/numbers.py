@@ -9,9 +9,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Types that NumPy carries as bare bits: their sign bit, and when a value is no finite number.
-# A mask means that all bits of the exponent are set; a set lists the few NaN patterns there are.
-_SIGN = {"bfloat16": 0x8000}
+# Types that NumPy carries as bare bits: all bits but the sign (the "fnuz" types have no -0.0, it is
+# their NaN), the bits that are all set in a value that is not finite, or else the NaN patterns.
+_WITHOUT_SIGN = {"bfloat16": 0x7FFF, "float8_e4m3fn": 0x7F, "float8_e5m2": 0x7F}
 _EXPONENT = {"bfloat16": 0x7F80, "float8_e5m2": 0x7C}
 _NOT_FINITE = {
     "float8_e4m3fn": (0x7F, 0xFF),
@@ -34,7 +34,6 @@ def count_not_finite(values: NDArray[Any], dtype: str) -> int:
 
 def any_nonzero(values: NDArray[Any], dtype: str) -> bool:
     """Whether any of `values` differs from zero; -0.0 is zero."""
-    sign = _SIGN.get(dtype, 0x80 if dtype.startswith("float8") else 0)
-    if sign:
-        return bool(np.any(values & values.dtype.type(~sign & np.iinfo(values.dtype).max)))
+    if dtype in _WITHOUT_SIGN:
+        return bool(np.any(values & values.dtype.type(_WITHOUT_SIGN[dtype])))
     return bool(np.any(values))

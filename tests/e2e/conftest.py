@@ -31,8 +31,8 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the tiny model."""
+def model(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny model; made while the zygote is still importing."""
     return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 

@@ -23,7 +23,8 @@ def wait_for(dump_dir: Path, rids: Iterable[str], seconds: float = PUBLISH_SECON
     Raises:
         TimeoutError: some are still missing after ``seconds``; the message names them.
     """
-    wanted = Counter(rids)
+    # iter() because a Counter takes the values of a mapping for counts.
+    wanted = Counter(iter(rids))
     deadline = time.monotonic() + seconds
     while True:
         store = hs_capture.open_store(dump_dir)

@@ -83,11 +83,19 @@ def generate_concurrently(
     return answers
 
 
+def abort(url: str, rid: str) -> None:
+    """Ask the server to give up the request of this rid."""
+    _answer(_json_request(f"{url}/abort_request", {"rid": rid}), timeout=30)
+
+
 def _post(url: str, body: object, timeout: float) -> Any:
-    request = urllib.request.Request(
+    return json.loads(_answer(_json_request(url, body), timeout))
+
+
+def _json_request(url: str, body: object) -> urllib.request.Request:
+    return urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    return json.loads(_answer(request, timeout))
 
 
 def _answer(request: urllib.request.Request, timeout: float) -> bytes:

@@ -94,7 +94,8 @@ class Spawner:
 class Zygote:
     """Starts servers as forks of one process that imported SGLang; see zygote.py.
 
-    Hook installation in a spawned child is not exercised this way; everything after it is.
+    Hook installation in a spawned child is not exercised this way; everything after it is. The
+    import takes a while and goes on in the background until the first server is asked for.
     """
 
     def __init__(self, log: Path) -> None:
@@ -109,7 +110,7 @@ class Zygote:
                 start_new_session=True,
                 text=True,
             )
-        self._answer()
+        self._ready = False
 
     def launch(
         self,
@@ -143,6 +144,8 @@ class Zygote:
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
+        if not self._ready:
+            self._ready = bool(self._answer()["ready"])
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._answer()

@@ -128,13 +128,15 @@ def test_a_plane_that_does_not_shrink_is_stored_raw() -> None:
 
 
 def test_threads_do_not_share_a_compressor() -> None:
-    rounds, wrong = 40, []
+    wrong: list[int] = []
 
     def work(seed: int) -> None:
         values = np.random.default_rng(seed).standard_normal(20_000).astype("<f4")
-        for _ in range(rounds):
-            if unpack(encode(values, "float32")).tobytes() != values.tobytes():
-                wrong.append(seed)
+        wrong.extend(
+            seed
+            for _ in range(40)
+            if unpack(encode(values, "float32")).tobytes() != values.tobytes()
+        )
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -202,7 +204,9 @@ def test_arbitrary_bytes_decode_or_raise_format_error(
 ) -> None:
     """Nothing but `FormatError` comes out of damage, whatever the damage is."""
     planes = dtype_of(dtype).itemsize
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stored)), min_size=planes - 1, max_size=planes - 1)))
+    cuts = sorted(
+        data.draw(st.lists(st.integers(0, len(stored)), min_size=planes - 1, max_size=planes - 1))
+    )
     lengths = np.diff([0, *cuts, len(stored)]).tolist()
     try:
         decoded = decode(stored, lengths, dtype, count)

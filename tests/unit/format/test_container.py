@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from capture_files import states, write_container
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capture_files import states, write_container
 from hs_capture.errors import FormatError, NotCapturedError
 from hs_capture.format.codec import MAX_BLOCK_BYTES, Encoded, encode
 from hs_capture.format.container import ContainerReader, ContainerWriter
@@ -120,8 +120,7 @@ def test_rows_that_were_not_captured_are_never_made_up(path: Path) -> None:
             with pytest.raises(NotCapturedError) as caught:
                 reader.read("s", start, stop)
             assert str(caught.value) == (
-                f"{path}: stream 's': rows {gap} were not captured; "
-                "captured are [(0, 2), (4, 9)]"
+                f"{path}: stream 's': rows {gap} were not captured; captured are [(0, 2), (4, 9)]"
             )
 
 
@@ -253,7 +252,11 @@ def test_rows_added_twice_or_beyond_the_end_are_refused(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("stream", "dtype", "width", "message"),
-    [("s", "float32", 4, "declared already"), ("t", "float32", 0, "width is 0"), ("t", "f4", 4, "unknown dtype 'f4'")],
+    [
+        ("s", "float32", 4, "declared already"),
+        ("t", "float32", 0, "width is 0"),
+        ("t", "f4", 4, "unknown dtype 'f4'"),
+    ],
 )
 def test_a_stream_must_make_sense(
     path: Path, stream: str, dtype: str, width: int, message: str
@@ -299,7 +302,7 @@ def test_a_write_that_stops_short_is_an_os_error_and_the_file_is_never_finished(
 
 def test_a_reader_leaves_no_descriptor_open(path: Path) -> None:
     write_container(path, {"s": ("float32", states(5))}, {})
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with ContainerReader(path) as reader:
         reader.read("s")
     path.write_bytes(b"broken")
@@ -307,7 +310,7 @@ def test_a_reader_leaves_no_descriptor_open(path: Path) -> None:
         ContainerReader(path)
     with pytest.raises(ValueError, match="the reader is closed"):
         reader.read("s")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_missing_file_is_the_ordinary_error(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""A wrong configuration stops the server before it serves, with one line that says why."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.launching import Mounts, Zygote
+from harness.server import Server, ServerConfig
+
+NOBODY = 65534
+
+
+@dataclass(frozen=True)
+class Refused:
+    """How a refused start ended."""
+
+    exit_code: int
+    line: str
+
+
+@pytest.fixture
+def refuse(zygote: Zygote, model: Path, tmp_path: Path) -> Callable[..., Refused]:
+    """Start a server that must not serve; return how it ended and its only line of ours."""
+
+    def refused(
+        environment: dict[str, str], mounts: Mounts = (), arguments: tuple[str, ...] = ()
+    ) -> Refused:
+        config = ServerConfig(
+            model,
+            {"SGLANG_HS_BUFFER": "16M", **environment},
+            mounts=mounts,
+            arguments=arguments,
+        )
+        server = Server(zygote, config, tmp_path / "log")
+        try:
+            exit_code = server.wait_until_ended(60)
+        except TimeoutError:
+            server.kill()
+            raise
+        server.stop()
+        lines = [line for line in server.log().splitlines() if line.startswith("hs-capture:")]
+        assert len(lines) == 1, server.log()
+        return Refused(exit_code, lines[0])
+
+    return refused
+
+
+def _file(path: Path) -> None:
+    path.write_text("not a directory")
+
+
+def _link(path: Path) -> None:
+    target = path.with_name("target")
+    target.mkdir(mode=0o700)
+    path.symlink_to(target)
+
+
+def _world_writable(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def _foreign(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    os.chown(path, NOBODY, NOBODY)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_file, "is not a directory"),
+        (_link, "is a symbolic link"),
+        (_world_writable, "may be written by everybody"),
+        (_foreign, f"belongs to user {NOBODY}"),
+    ],
+)
+def test_unfit_directory_is_refused(
+    refuse: Callable[..., Refused], tmp_path: Path, make: Callable[[Path], None], said: str
+) -> None:
+    """What is no private directory of ours is not written to."""
+    path = tmp_path / "dump"
+    make(path)
+    refused = refuse({"SGLANG_HS_DUMP_DIR": str(path)})
+    assert refused.exit_code != 0
+    assert f"SGLANG_HS_DUMP_DIR={str(path)!r}" in refused.line
+    assert said in refused.line
+
+
+@pytest.mark.parametrize(
+    ("options", "fill", "said"),
+    [("ro,mode=0700", False, "read-only"), ("size=64k,mode=0700", True, "full")],
+    ids=["read-only", "full"],
+)
+def test_unwritable_file_system_is_refused(
+    refuse: Callable[..., Refused], tmp_path: Path, options: str, fill: bool, said: str
+) -> None:
+    """A real file system that takes no file: mounted where only this server sees it."""
+    path = tmp_path / "dump"
+    path.mkdir(mode=0o700)
+    mounts = [["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]]
+    if fill:
+        mounts.append(["sh", "-c", f"head -c 1M /dev/zero >'{path}/fill' || true"])
+    refused = refuse({"SGLANG_HS_DUMP_DIR": str(path)}, mounts)
+    assert refused.exit_code != 0
+    assert f"SGLANG_HS_DUMP_DIR={str(path)!r}" in refused.line
+    assert said in refused.line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("SGLANG_HS_LAYERS", "1,8", "layer 8 does not exist"),
+        ("SGLANG_HS_LAYERS", "1,7", "layer 7 is the last of this model's 8 layers"),
+        ("SGLANG_HS_LAYERS", "1,3,1", "1 is there twice"),
+        ("SGLANG_HS_LAYERS", "-2", "'-2' is no layer id"),
+        ("SGLANG_HS_LAYERS", "one", "'one' is no layer id"),
+        ("SGLANG_HS_LAYERS", "eagle3:2,9", "layer 8 does not exist"),
+        ("SGLANG_HS_FINAL", "prenorm", "pre_norm, post_norm, both or none"),
+        ("SGLANG_HS_LAYER", "1", "did you mean SGLANG_HS_LAYERS?"),
+    ],
+)
+def test_wrong_setting_is_refused(
+    refuse: Callable[..., Refused], tmp_path: Path, name: str, value: str, said: str
+) -> None:
+    """The line names the variable and says what is wrong; verify finds it in the directory."""
+    path = tmp_path / "dump"
+    path.mkdir(mode=0o700)
+    refused = refuse({"SGLANG_HS_DUMP_DIR": str(path), name: value})
+    assert refused.exit_code != 0
+    assert name in refused.line
+    assert said in refused.line
+    if name == "SGLANG_HS_LAYERS" and "does not exist" in said:
+        message = json.loads((path / "last-refusal.json").read_text())["message"]
+        assert message in refused.line
+    assert not list(path.rglob("*.hsc"))
+
+
+def test_speculation_is_refused(
+    refuse: Callable[..., Refused], tmp_path: Path, model: Path
+) -> None:
+    """A server that drafts chooses its own layers, so it is not served with capture."""
+    refused = refuse(
+        {"SGLANG_HS_DUMP_DIR": str(tmp_path / "dump")},
+        arguments=(
+            "--speculative-algorithm",
+            "EAGLE3",
+            "--speculative-draft-model-path",
+            str(_draft(tmp_path / "draft")),
+            "--speculative-num-steps",
+            "1",
+            "--speculative-eagle-topk",
+            "1",
+            "--speculative-num-draft-tokens",
+            "2",
+        ),
+    )
+    assert refused.exit_code != 0
+    assert "--speculative-algorithm" in refused.line
+
+
+def _draft(path: Path) -> Path:
+    """Write the configuration of a draft model; its weights are never looked at."""
+    path.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 1024,
+        "draft_vocab_size": 1024,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "float32",
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    return path

@@ -1,0 +1,108 @@
+"""The index survives a writer that dies in the middle of a line, and nothing worse silently."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hs_capture.errors import FormatError
+from hs_capture.format.index import IndexEntry, append_line, cut_torn_line, read_index
+
+ENTRY = IndexEntry(
+    sequence=7,
+    file="000000/000000007-r.hsc",
+    rid="r",
+    num_tokens=10,
+    rows=8,
+    complete=False,
+    incomplete_reason="prefix_cache",
+    missing=((0, 2),),
+    raw_bytes=1000,
+    stored_bytes=700,
+    published=1001.5,
+)
+LOST = IndexEntry(8, None, "s", 4, 0, False, "dropped", ((0, 4),), 0, 0, 1002.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "index-tp0.jsonl"
+
+
+def test_entries_come_back_in_order(path: Path) -> None:
+    path.write_bytes(append_line(ENTRY) + append_line(LOST))
+    assert read_index(path) == [ENTRY, LOST]
+
+
+def test_a_line_is_plain_json(path: Path) -> None:
+    assert json.loads(append_line(ENTRY)) == {
+        "sequence": 7,
+        "file": "000000/000000007-r.hsc",
+        "rid": "r",
+        "num_tokens": 10,
+        "rows": 8,
+        "complete": False,
+        "incomplete_reason": "prefix_cache",
+        "missing": [[0, 2]],
+        "raw_bytes": 1000,
+        "stored_bytes": 700,
+        "published": 1001.5,
+    }
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_rid_stays_on_its_line(rid: str) -> None:
+    line = append_line(IndexEntry(0, None, rid, 0, 0, True, None, (), 0, 0, 0.0))
+    assert line.count(b"\n") == 1
+    assert IndexEntry.from_json(line, "line").rid == rid
+
+
+def test_an_index_cut_anywhere_keeps_its_whole_lines(path: Path) -> None:
+    lines = [append_line(ENTRY), append_line(LOST)]
+    data = b"".join(lines)
+    for length in range(len(data) + 1):
+        path.write_bytes(data[:length])
+        assert read_index(path) == [ENTRY, LOST][: data[:length].count(b"\n")]
+
+
+def test_an_empty_index_has_no_entries(path: Path) -> None:
+    path.write_bytes(b"")
+    assert read_index(path) == []
+
+
+def test_the_next_append_after_a_cut_starts_a_line(path: Path) -> None:
+    path.write_bytes(append_line(ENTRY) + append_line(LOST)[:9])
+    assert cut_torn_line(path) == 9
+    with path.open("ab") as file:
+        file.write(append_line(LOST))
+    assert read_index(path) == [ENTRY, LOST]
+    assert cut_torn_line(path) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (append_line(ENTRY)[:30] + b"\n", "line 2: not valid JSON"),
+        (b"\n", "line 2: not valid JSON"),
+        (b"\xff\xfe\n", "line 2: not valid JSON"),
+        (b"[]\n", "line 2: expected a JSON object, found an array"),
+        (b"{}\n", "line 2: field 'sequence' is missing"),
+        (
+            append_line(ENTRY).replace(b'"sequence":7', b'"sequence":true'),
+            "line 2: field 'sequence': expected int, found True",
+        ),
+        (
+            append_line(ENTRY).replace(b"[[0,2]]", b"[[0,2,3]]"),
+            "line 2: field 'missing': expected 2 values, found 3",
+        ),
+    ],
+)
+def test_a_broken_line_in_the_middle_is_named(path: Path, line: bytes, message: str) -> None:
+    path.write_bytes(append_line(ENTRY) + line + append_line(LOST))
+    with pytest.raises(FormatError) as caught:
+        read_index(path)
+    assert str(caught.value).startswith(f"{path}: {message}")

@@ -1,0 +1,120 @@
+"""What was captured, what was lost, who is gone, and which start was refused."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capture_files import states, write_capture
+from hs_capture.format.run import Refusal
+
+Verify = Callable[..., Any]
+NewRun = Callable[..., Path]
+
+
+def test_incomplete_captures_are_counted_with_their_reasons(
+    verify: Verify, new_run: NewRun
+) -> None:
+    run = new_run(captures=1, counters={"captures": 3, "complete": 1, "incomplete": 2})
+    for sequence in (1, 2):
+        rows = {"layer.1": states(4, seed=sequence)}
+        write_capture(run, sequence, "x", rows, missing=[(0, 2)], reason="prefix_cache")
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.check("fired")["text"].startswith(
+        "3 captures (2 incomplete: 2 prefix_cache), 5 tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("counter", "text"),
+    [
+        ("rows_dropped", "1,234 rows dropped, run run-a"),
+        ("hook_errors", "1,234 errors in the hooks inside the server, run run-a; the last: boom"),
+        ("writer_errors", "1,234 errors in the writer, run run-a; the last: boom"),
+        ("writer_restarts", "1,234 restarts of the writer, run run-a"),
+        ("lost", "1,234 captures given up without a file, run run-a"),
+    ],
+)
+def test_losses_are_warnings(verify: Verify, new_run: NewRun, counter: str, text: str) -> None:
+    new_run(captures=1, counters={counter: 1234}, last_error="boom")
+    answer = verify()
+    assert answer.exit_code == 0
+    check = answer.check(counter.replace("_", " "))
+    assert (check["state"], check["text"]) == ("warn", text)
+    assert check["hint"]
+
+
+def test_a_server_that_was_killed_with_its_writer_is_said(
+    verify: Verify, new_run: NewRun, gone: int
+) -> None:
+    new_run(captures=1, server_pid=gone, writer_pid=gone, age=300)
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.check("writer")["text"] == (
+        f"run run-a says serving, but server process {gone} is gone "
+        "and the writer was last heard 5 min ago"
+    )
+    assert answer.check("attached")["state"] == "warn"
+    assert answer.said["runs"][0]["live"] is False
+
+
+def test_a_process_that_got_the_number_of_a_dead_server_is_not_taken_for_it(
+    verify: Verify, new_run: NewRun
+) -> None:
+    # This process is younger than the run, so it cannot be the one that wrote it.
+    new_run(captures=1, created=1000.0, age=300)
+    assert verify().said["runs"][0]["live"] is False
+
+
+def test_a_server_out_of_sight_with_a_young_heartbeat_serves(
+    verify: Verify, new_run: NewRun, gone: int
+) -> None:
+    new_run(captures=1, server_pid=gone, age=2)
+    answer = verify()
+    assert answer.said["runs"][0]["live"] is True
+    assert answer.checks("writer") == []
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_writer_that_is_silent_while_its_server_serves_is_said(
+    verify: Verify, new_run: NewRun, gone: int, dead: bool
+) -> None:
+    new_run(captures=1, age=60, writer_pid=gone if dead else os.getpid())
+    what = f"process {gone} is gone" if dead else "is silent"
+    assert verify().check("writer")["text"] == (
+        f"the writer of run run-a {what}; last heard 60 s ago"
+    )
+
+
+def test_a_refused_start_is_said_with_its_reason(verify: Verify, dump: Path) -> None:
+    Refusal(time.time() - 1, 77, "0.5.23", "layer 99 is out of range").write(
+        dump / "last-refusal.json"
+    )
+    answer = verify()
+    assert answer.exit_code == 2
+    text = answer.check("start refused")["text"]
+    assert text == "1 s ago, SGLang 0.5.23: layer 99 is out of range"
+
+
+def test_a_refusal_after_an_ended_run_means_not_attached(
+    verify: Verify, new_run: NewRun, dump: Path, gone: int
+) -> None:
+    new_run(captures=1, state="ended", server_pid=gone, created=time.time() - 60)
+    Refusal(time.time(), 77, "0.5.23", "no").write(dump / "last-refusal.json")
+    assert verify().exit_code == 2
+
+
+def test_a_refusal_before_the_newest_run_is_history(
+    verify: Verify, new_run: NewRun, dump: Path
+) -> None:
+    Refusal(time.time() - 60, 77, "0.5.23", "no").write(dump / "last-refusal.json")
+    new_run(captures=1)
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.checks("start refused") == []

@@ -1,0 +1,275 @@
+"""Running servers: real processes, known by their command lines, judged by their environments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hs_capture.verify.processes import Process, find_servers, started_at
+from hs_capture.verify.report import Check
+from hs_capture.verify.servers import look_at_server
+
+Verify = Callable[..., Any]
+NewRun = Callable[..., Path]
+MARKS = ("hs-test::", "hs_test.launch_server")
+MANY = "SGLANG_HS_WORKERS='many' is not accepted: give a whole number from 1 to 256"
+LEFT_OUT = "SGLANG_PLUGINS leaves out hs_capture"
+WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+@contextmanager
+def running(
+    *arguments: str,
+    code: str = WAIT,
+    options: tuple[str, ...] = (),
+    environ: dict[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Iterator[int]:
+    """A Python that waits, with `arguments` on its command line; ended by closing its input."""
+    process = subprocess.Popen(
+        [sys.executable, *options, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PATH": os.environ["PATH"], **(environ or {})},
+        cwd=cwd,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        yield process.pid
+    finally:
+        process.communicate(timeout=30)
+
+
+def judge(
+    pid: int, dump: Path | None, installed: float | None = None, marks: tuple[str, ...] = MARKS
+) -> Check:
+    """What verify says of the server that began with process `pid`."""
+    (server,) = [server for server in find_servers(marks) if server.root.pid == pid]
+    return look_at_server(server, dump, (), installed)
+
+
+def test_a_server_is_known_by_its_command_line(dump: Path) -> None:
+    with running("hs_test.launch_server", environ={"SGLANG_HS_DUMP_DIR": str(dump)}) as pid:
+        (server,) = find_servers(MARKS)
+        assert server.root.pid == pid
+        assert server.pids == {pid}
+        assert server.environ is not None
+        assert server.environ["SGLANG_HS_DUMP_DIR"] == str(dump)
+    assert find_servers(MARKS) == []
+
+
+def test_a_server_and_its_scheduler_are_one_and_the_title_hides_no_environment(
+    dump: Path,
+) -> None:
+    child = "import setproctitle; setproctitle.setproctitle('hs-test::scheduler'); " + WAIT
+    code = (
+        "import subprocess, sys; "
+        "p = subprocess.Popen([sys.executable, '-c', sys.argv[2]], stdin=subprocess.PIPE); "
+        "sys.stdin.read(); p.communicate()"
+    )
+    environ = {"SGLANG_HS_DUMP_DIR": str(dump)}
+    with running("hs_test.launch_server", child, code=code, environ=environ) as pid:
+        (server,) = find_servers(MARKS)
+        assert server.root.pid == pid
+        assert len(server.pids) == 2
+        assert server.environ is not None
+        assert server.environ["SGLANG_HS_DUMP_DIR"] == str(dump)
+
+
+def test_a_scheduler_whose_title_overwrote_its_environment_is_not_accused(dump: Path) -> None:
+    code = "import setproctitle; setproctitle.setproctitle('hs-test::scheduler'); " + WAIT
+    with running(code=code, environ={"SGLANG_HS_DUMP_DIR": str(dump)}) as pid:
+        check = judge(pid, dump)
+    assert (check.state, check.text) == (
+        "warn",
+        "not attached here; its environment cannot be read",
+    )
+
+
+def test_programs_that_only_name_a_server_are_none() -> None:
+    with ExitStack() as stack:
+        process = subprocess.Popen(["sleep", "60"], executable="sleep")
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        assert find_servers(("sleep 60", "hs_test.launch_server")) == []
+
+
+def test_this_process_and_its_ancestors_are_no_servers() -> None:
+    code = (
+        "from hs_capture.verify.processes import find_servers; "
+        "print(len(find_servers(['hs_test.launch_server'])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "hs_test.launch_server"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "0\n"
+
+
+@pytest.mark.parametrize("value", [None, "", "  "])
+def test_a_server_without_the_variable_is_told_what_is_missing(
+    dump: Path, value: str | None
+) -> None:
+    environ = {} if value is None else {"SGLANG_HS_DUMP_DIR": value}
+    with running("hs_test.launch_server", environ=environ) as pid:
+        check = judge(pid, dump)
+        late = judge(pid, dump, installed=2e9)
+    assert (check.state, check.text) == ("fail", "runs without SGLANG_HS_DUMP_DIR")
+    assert late.text == "runs without SGLANG_HS_DUMP_DIR and is older than the installation"
+
+
+def test_a_server_that_captures_elsewhere_is_shown_with_the_place(
+    dump: Path, tmp_path: Path
+) -> None:
+    environ = {"SGLANG_HS_DUMP_DIR": "elsewhere"}
+    with running("hs_test.launch_server", environ=environ, cwd=tmp_path) as pid:
+        check = judge(pid, dump)
+    assert (check.state, check.text) == (
+        "warn",
+        f"captures into {tmp_path}/elsewhere, not into {dump}",
+    )
+    assert check.hint == f"look there: --dump-dir {tmp_path}/elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "installed", "reason"),
+    [
+        ({}, (), None, "it is not attached (yet)"),
+        ({}, (), 2e9, "it started before hs-capture was installed"),
+        (
+            {"SGLANG_HS_WORKERS": "many"},
+            (),
+            None,
+            f"its settings are refused: {MANY}",
+        ),
+        (
+            {"SGLANG_PLUGINS": "other"},
+            (),
+            None,
+            f"it is not attached, and {LEFT_OUT}",
+        ),
+        (
+            {"SGLANG_PLUGINS": "other"},
+            ("-IS",),
+            None,
+            f"it runs with -S, which skips start-up files, and {LEFT_OUT}",
+        ),
+        ({"SGLANG_PLUGINS": "other,hs_capture"}, ("-S",), None, "it is not attached (yet)"),
+    ],
+)
+def test_a_server_that_should_capture_and_does_not_is_told_why(
+    dump: Path,
+    environ: dict[str, str],
+    options: tuple[str, ...],
+    installed: float | None,
+    reason: str,
+) -> None:
+    environ = {"SGLANG_HS_DUMP_DIR": f"{dump}/", **environ}
+    with running("hs_test.launch_server", environ=environ, options=options) as pid:
+        check = judge(pid, dump, installed)
+    assert (check.state, check.text) == ("fail", f"should capture into {dump}, but {reason}")
+    assert check.hint
+
+
+def test_a_server_with_a_run_here_is_attached(verify: Verify, new_run: NewRun, dump: Path) -> None:
+    with running("sglang.launch_server", environ={"SGLANG_HS_DUMP_DIR": str(dump)}) as pid:
+        new_run(captures=1, server_pid=pid)
+        answer = verify()
+    assert answer.exit_code == 0
+    check = answer.check(f"server {pid}")
+    assert (check["state"], check["text"]) == ("ok", "attached, run run-a")
+
+
+def test_a_server_that_should_capture_here_and_does_not_outweighs_an_ended_run(
+    verify: Verify, new_run: NewRun, dump: Path
+) -> None:
+    new_run(captures=1, state="ended", created=1000.0)
+    assert verify().exit_code == 0
+    with running("sglang.launch_server", environ={"SGLANG_HS_DUMP_DIR": str(dump)}) as pid:
+        answer = verify()
+    assert answer.exit_code == 2
+    assert answer.check(f"server {pid}")["state"] == "fail"
+
+
+def test_a_server_that_is_not_meant_to_capture_does_not_spoil_an_ended_run(
+    verify: Verify, new_run: NewRun
+) -> None:
+    new_run(captures=1, state="ended", created=1000.0)
+    with running("sglang.launch_server") as pid:
+        answer = verify()
+    assert answer.exit_code == 0
+    assert answer.check(f"server {pid}")["state"] == "warn"
+
+
+def test_keys_on_a_command_line_or_in_an_environment_are_never_shown(
+    verify: Verify, dump: Path
+) -> None:
+    environ = {"SGLANG_HS_DUMP_DIR": str(dump), "HF_TOKEN": "s3cr3t-1"}
+    with running("sglang.launch_server", "--api-key", "s3cr3t-2", environ=environ):
+        answer = verify()
+        shown = str(answer.said) + repr(find_servers(["sglang.launch_server"]))
+    assert "s3cr3t" not in shown
+
+
+def test_a_server_that_is_process_1_of_a_container_is_warned_of(dump: Path) -> None:
+    # The first process of a PID namespace, with the command line of a server, runs verify.
+    code = (
+        "import subprocess, sys; "
+        "sys.exit(subprocess.run([sys.executable, '-m', 'hs_capture.verify', '--dump-dir', "
+        f"{str(dump)!r}], check=False).returncode)"
+    )
+    unshare = ["unshare", "-mpf" if os.geteuid() == 0 else "-rmpf", "--mount-proc"]
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", code, "sglang.launch_server"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "SGLang is process 1 of this container" in done.stdout
+    assert "-> start the container with `docker run --init`" in done.stdout
+
+
+def test_start_times_are_right_and_the_dead_have_none() -> None:
+    with running() as pid:
+        mine, its = started_at(os.getpid()), started_at(pid)
+        assert mine is not None
+        assert its is not None
+        assert mine <= its
+    assert started_at(pid) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "without"),
+    [
+        (["-S", "-m", "sglang.launch_server"], True),
+        (["-IS", "x.py"], True),
+        (["-X", "dev", "-S", "x.py"], True),
+        (["-Xdev", "-S", "x.py"], True),
+        (["-W", "-S", "x.py"], False),
+        (["-XS", "x.py"], False),
+        (["-m", "sglang.launch_server", "-S"], False),
+        (["-Bm", "S"], False),
+        (["-c", "-S"], False),
+        (["x.py", "-S"], False),
+        ([], False),
+    ],
+)
+def test_the_option_that_skips_start_up_files_is_recognised(
+    arguments: list[str], without: bool
+) -> None:
+    process = Process(2, 1, 0.0, ("python", *arguments), None)
+    assert process.without_site is without

@@ -1,0 +1,252 @@
+"""The verdict and its exit code: fired, attached, not attached, damaged, and why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capture_files import states, write_capture
+
+Verify = Callable[..., Any]
+NewRun = Callable[..., Path]
+
+
+def newest_capture(run: Path) -> Path:
+    """The capture file with the highest sequence number."""
+    return max(run.glob("0*/*.hsc"))
+
+
+def break_file(path: Path) -> None:
+    """Flip a bit in the first block."""
+    data = bytearray(path.read_bytes())
+    data[9] ^= 1
+    path.write_bytes(data)
+
+
+def test_captures_of_a_serving_server_fired_and_are_sound(verify: Verify, new_run: NewRun) -> None:
+    new_run(captures=3)
+    answer = verify()
+    assert answer.exit_code == 0
+    assert (answer.said["verdict"], answer.said["exit_code"]) == ("fired", 0)
+    assert answer.check("fired")["text"] == (
+        "3 captures, 15 tokens, 960 bytes stored in 720 bytes, last 0 s ago"
+    )
+    assert answer.check("sound")["text"].startswith(
+        "the newest 3 captures of run run-a: checksums, values, counts and layers are right"
+    )
+    assert answer.check("attached") == {
+        "name": "attached",
+        "state": "ok",
+        "text": f"run run-a, serving in process {os.getpid()}: DeepseekV2ForCausalLM of "
+        "SGLang 0.5.23, door pth, layers 1,3,4, final pre_norm",
+        "hint": answer.check("attached")["hint"],
+    }
+    assert not [check for check in answer.said["checks"] if check["state"] == "fail"]
+    (run,) = answer.said["runs"]
+    assert run["counters"]["captures"] == 3
+    assert (run["examined"], run["damaged"], run["live"]) == (3, [], True)
+
+
+def test_the_variable_names_the_directory_when_the_argument_does_not(
+    verify: Verify, new_run: NewRun, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_run(captures=1)
+    monkeypatch.setenv("SGLANG_HS_DUMP_DIR", str(dump))
+    answer = verify(directory=None)
+    assert answer.exit_code == 0
+    assert answer.said["dump_dir"] == str(dump)
+    assert answer.check("settings")["state"] == "ok"
+
+
+def test_one_run_directory_can_be_looked_at_alone(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=2)
+    answer = verify(directory=run)
+    assert answer.exit_code == 0
+    assert [found["run_id"] for found in answer.said["runs"]] == ["run-a"]
+
+
+def test_without_any_directory_it_is_not_attached_and_says_so(verify: Verify) -> None:
+    answer = verify(directory=None)
+    assert answer.exit_code == 2
+    assert answer.said["dump_dir"] is None
+    assert answer.check("directory")["text"] == (
+        "no directory to look at: neither --dump-dir nor SGLANG_HS_DUMP_DIR is given"
+    )
+    assert answer.check("settings")["state"] == "fail"
+    assert "is not set in this shell" in answer.check("settings")["text"]
+
+
+def test_an_empty_directory_means_not_attached(verify: Verify) -> None:
+    answer = verify()
+    assert answer.exit_code == 2
+    assert answer.check("attached")["text"] == (
+        "no server has attached: there is no run in the directory"
+    )
+
+
+def test_a_directory_that_does_not_exist_is_not_created(verify: Verify, tmp_path: Path) -> None:
+    answer = verify(directory=tmp_path / "none")
+    assert answer.exit_code == 2
+    assert "does not exist" in answer.check("directory")["text"]
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_directory_that_a_server_would_refuse_is_named(verify: Verify, dump: Path) -> None:
+    dump.chmod(0o777)
+    answer = verify()
+    assert answer.exit_code == 2
+    assert answer.check("directory")["state"] == "fail"
+    assert "may be written by everybody" in answer.check("directory")["text"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [("ro,mode=700", "is read-only"), ("size=4K,mode=700", "is full")],
+)
+def test_a_file_system_that_takes_nothing_is_named(options: str, reason: str) -> None:
+    script = f'mount -t tmpfs -o {options} none /mnt; exec "$0" -m hs_capture.verify "$@"'
+    unshare = ["unshare", "-m" if os.geteuid() == 0 else "-rm", "sh", "-c", script]
+    done = subprocess.run(
+        [*unshare, sys.executable, "--dump-dir", "/mnt"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"cannot be written: its file system {reason}" in done.stdout
+
+
+def test_a_file_system_down_to_its_reserve_is_named(
+    verify: Verify, new_run: NewRun, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_run(captures=1)
+    monkeypatch.setenv("SGLANG_HS_DUMP_DIR", str(dump))
+    monkeypatch.setenv("SGLANG_HS_RESERVE", "99.999999%")
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.check("directory")["state"] == "warn"
+    assert "nothing more is stored" in answer.check("directory")["text"]
+
+
+def test_a_wrong_setting_is_named(
+    verify: Verify, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_HS_DUMP_DIR", str(dump))
+    monkeypatch.setenv("SGLANG_HS_LAYERS", "1,1")
+    answer = verify()
+    assert answer.exit_code == 2
+    assert answer.check("settings")["text"].startswith("SGLANG_HS_LAYERS='1,1' is not accepted")
+
+
+def test_a_server_without_a_capture_yet_is_attached(verify: Verify, new_run: NewRun) -> None:
+    new_run(captures=0)
+    answer = verify()
+    assert (answer.exit_code, answer.said["verdict"]) == (1, "attached")
+    assert answer.said["summary"] == "nothing captured yet"
+    assert "send the server a request" in answer.check("fired")["hint"]
+
+
+def test_a_server_that_serves_counts_more_than_an_older_run(
+    verify: Verify, new_run: NewRun
+) -> None:
+    new_run(captures=2, run_id="old", created=time.time() - 900, state="ended")
+    new_run(captures=0, run_id="new")
+    answer = verify()
+    assert answer.exit_code == 1
+    assert [run["run_id"] for run in answer.said["runs"]] == ["old", "new"]
+
+
+def test_the_newest_run_counts_when_no_server_serves(
+    verify: Verify, new_run: NewRun, gone: int
+) -> None:
+    new_run(captures=0, run_id="old", created=time.time() - 900, state="ended", server_pid=gone)
+    new_run(captures=2, run_id="new", state="ended", server_pid=gone)
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.said["summary"] == (
+        "the hook fired and the captures are sound; no server runs now"
+    )
+    assert "run new, ended" in answer.check("attached")["text"]
+
+
+def test_captures_that_were_taken_away_still_fired(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=2)
+    for path in run.glob("0*/*.hsc"):
+        path.unlink()
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.checks("sound") == []
+
+
+def test_a_run_without_a_status_file_is_judged_by_its_captures(
+    verify: Verify, new_run: NewRun
+) -> None:
+    run = new_run(captures=2)
+    (run / "status-tp0.json").unlink()
+    answer = verify()
+    assert answer.exit_code == 0
+    assert "has not reported yet" in answer.check("writer")["text"]
+
+
+def test_a_damaged_capture_is_named_with_the_place(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=3)
+    path = newest_capture(run)
+    break_file(path)
+    answer = verify()
+    assert (answer.exit_code, answer.said["verdict"]) == (3, "damaged")
+    expected = f"{path}: stream 'input_ids' rows [0, 3) at byte 8: checksum does not match"
+    assert answer.check("sound")["text"] == expected
+    assert answer.said["runs"][0]["damaged"] == [{"file": str(path), "error": expected}]
+    assert answer.said["summary"] == "1 capture cannot be trusted"
+
+
+def test_values_that_are_not_finite_are_damage(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=1)
+    rows = states(3)
+    rows[1, 1] = float("nan")
+    write_capture(run, 1, "bad", {"layer.1": rows})
+    answer = verify()
+    assert answer.exit_code == 3
+    assert answer.check("sound")["text"].endswith("stream 'layer.1': 1 values are not finite")
+
+
+def test_of_many_damaged_captures_ten_are_named_and_json_has_all(
+    verify: Verify, new_run: NewRun
+) -> None:
+    run = new_run(captures=13)
+    for path in run.glob("0*/*.hsc"):
+        break_file(path)
+    answer = verify()
+    assert answer.exit_code == 3
+    assert len(answer.checks("sound")) == 11
+    assert answer.checks("sound")[-1]["text"] == "3 more captures of run run-a damaged"
+    assert len(answer.said["runs"][0]["damaged"]) == 13
+
+
+def test_the_newest_32_are_read_or_as_many_as_asked_for(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=40)
+    break_file(min(run.glob("0*/*.hsc")))
+    answer = verify()
+    assert (answer.exit_code, answer.said["runs"][0]["examined"]) == (0, 32)
+    answer = verify("--sample", "3")
+    assert (answer.exit_code, answer.said["runs"][0]["examined"]) == (0, 3)
+    for arguments in (["--sample", "40"], ["--all"]):
+        answer = verify(*arguments)
+        assert (answer.exit_code, answer.said["runs"][0]["examined"]) == (3, 40)
+
+
+@pytest.mark.parametrize("name", ["run.json", "status-tp0.json", "index-tp0.jsonl"])
+def test_a_broken_file_of_a_run_is_damage(verify: Verify, new_run: NewRun, name: str) -> None:
+    run = new_run(captures=1)
+    (run / name).write_bytes(b"{nonsense\n" + (run / name).read_bytes())
+    answer = verify()
+    assert answer.exit_code == 3
+    assert answer.check("run files")["text"].startswith(f"{run / name}: ")
