@@ -23,7 +23,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find hs_capture sitecustomiz
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/pytest
 
-.PHONY: help setup lint unit startup e2e test demo bench-startup clean
+.PHONY: help setup lint unit startup contract e2e oldest test matrix demo bench-startup clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,12 +67,23 @@ startup: $(WHEEL)  ## Tests of activation in real interpreters
 	@echo "== start-up tests"
 	$(PYTEST) tests/startup
 
+contract: $(WHEEL)  ## Tests that every supported SGLang has the names that the hooks rely on
+	@echo "== contract with the released SGLangs"
+	$(PYTEST) tests/contract
+
 e2e: $(WHEEL)  ## Tests against a real SGLang server on the CPU
 	@echo "== end-to-end tests"
 	$(PYTEST) tests/e2e
 
-test: lint unit startup e2e  ## All of the above
+oldest: $(WHEEL)  ## Tests against the oldest supported SGLang
+	@echo "== the oldest supported SGLang"
+	$(PYTEST) tests/oldest
+
+test: lint unit startup contract e2e oldest  ## All of the above
 	@echo "== all checks passed"
+
+matrix: $(WHEEL)  ## Run every supported SGLang, and write docs/compatibility.md (not in test)
+	cd tests && PYTHONPATH=. ../$(BIN)/python -m matrix
 
 demo: $(WHEEL)  ## Capture from a real server on the CPU and compare with transformers
 	PYTHONPATH=tests $(BIN)/python tests/demo.py

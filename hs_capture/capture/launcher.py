@@ -59,6 +59,8 @@ class WriterLauncher:
 
     def wake(self) -> bool:
         """Tell the writer that there is news; return False when there is no writer any more."""
+        if self._bell < 0:
+            return False
         try:
             os.write(self._bell, b"\0")
         except BlockingIOError:
@@ -70,6 +72,13 @@ class WriterLauncher:
 
     def restart(self) -> None:
         """Start another writer in place of one that died. It goes on where that one was."""
-        os.close(self._bell)
+        self.hang_up()
         self._producer.count("writer_restarts")
         self.start()
+
+    def hang_up(self) -> None:
+        """Close the pipe, as the end of this process does: the writer finishes and ends."""
+        if self._bell >= 0:
+            # A number that is closed may soon be another file's.
+            bell, self._bell = self._bell, -1
+            os.close(bell)

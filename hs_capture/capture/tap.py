@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from hs_capture.capture.batch import Batch, Request, Rows
+from hs_capture.capture.copier import Copier
+from hs_capture.capture.draft import Draft
 from hs_capture.capture.launcher import WriterLauncher
 from hs_capture.errors import ConfigError
-from hs_capture.ring.message import Closed, Lost, Message, Opened, Segment, StreamSpec
+from hs_capture.ring.message import Closed, Lost, Message, StreamSpec
 from hs_capture.ring.producer import Producer, Slot
 
 POLL_SECONDS = 0.001
@@ -23,47 +25,6 @@ MESSAGE_ROOM = 64 * 1024
 BOOKKEEPING_SHARE = 16
 """One part in this many of the ring is kept for messages without rows, so that a full ring still
 takes word of what was dropped."""
-
-
-@dataclass
-class Draft:
-    """The content of one entry while it is put together."""
-
-    opened: list[Request] = field(default_factory=list)
-    parts: list[Rows] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
-    closed: list[Closed] = field(default_factory=list)
-    rows: int = 0
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to tell."""
-        return not (self.opened or self.parts or self.lost or self.closed)
-
-    @property
-    def id_bytes(self) -> int:
-        """Size of the token ids that travel with the opened requests."""
-        return sum(request.input_ids.nbytes for request in self.opened)
-
-    def message(self) -> Message:
-        """Return the draft as the message that the writer reads."""
-        segments = []
-        row = 0
-        for part in self.parts:
-            segments.append(Segment(part.request.key, part.start, part.stop, row))
-            row += part.stop - part.start
-        return Message(
-            opened=[Opened(r.key, r.rid, r.num_tokens, r.cached_tokens) for r in self.opened],
-            rows=self.rows,
-            segments=segments,
-            lost=self.lost,
-            closed=self.closed,
-        )
-
-    def without_rows(self, reason: str) -> Draft:
-        """Return the draft with its rows given up for `reason`."""
-        lost = [Lost(part.request.key, part.start, part.stop, reason) for part in self.parts]
-        return Draft(opened=self.opened, lost=[*self.lost, *lost], closed=self.closed)
 
 
 @dataclass(frozen=True)
@@ -83,6 +44,7 @@ class Tap:
         producer: Producer,
         launcher: WriterLauncher,
         streams: Sequence[StreamSpec],
+        copier: Copier,
         overload: Overload,
         longest_prompt: int,
     ) -> None:
@@ -97,12 +59,13 @@ class Tap:
         self._launcher = launcher
         self._streams = streams
         self._dtypes = [getattr(torch, stream.dtype) for stream in streams]
-        self._row_sizes: list[int] = [
+        self._row_bytes: int = sum(
             stream.width * dtype.itemsize
             for stream, dtype in zip(streams, self._dtypes, strict=True)
-        ]
-        self._row_bytes = sum(self._row_sizes)
-        self._budget = producer.largest_entry // 2 - MESSAGE_ROOM
+        )
+        self._copier = copier
+        largest = min(producer.largest_entry // 2, copier.largest_payload)
+        self._budget = largest - MESSAGE_ROOM
         smallest = SMALLEST_ENTRY_ROWS * self._row_bytes + longest_prompt * TOKEN_ID_BYTES
         if self._budget < smallest:
             raise ConfigError(
@@ -114,6 +77,8 @@ class Tap:
         self._dropping = False
         self._open: dict[int, Request] = {}
         self._done: set[int] = set()
+        # Open requests whose opening is in the ring, with its position: see `_wake`.
+        self._told: dict[int, tuple[int, Request]] = {}
         self._owed: deque[Draft] = deque()
 
     def wants(self, batch: Batch) -> bool:
@@ -131,9 +96,7 @@ class Tap:
         self._check(batch, tensors)
         draft = Draft()
         for rows in self._unfinished(batch):
-            if self._room(draft) * self._row_bytes < rows.request.input_ids.nbytes:
-                draft = self._send(draft, tensors)
-            self._open_in(draft, rows.request)
+            draft = self._open_in(draft, rows.request, tensors)
             start = rows.start
             while start < rows.stop:
                 room = self._room(draft)
@@ -147,11 +110,18 @@ class Tap:
             self._close_in(draft, rows)
         self._send(draft, tensors)
 
+    def protect(self) -> None:
+        """Keep the tensors of the last batch as they are until they were read.
+
+        To be called before the next forward pass: with CUDA graphs it writes to the same memory.
+        """
+        self._copier.protect()
+
     def lose(self, batch: Batch, reason: str) -> None:
         """Record that the wanted rows of `batch` will never come."""
         draft = Draft()
         for rows in self._unfinished(batch):
-            self._open_in(draft, rows.request)
+            draft = self._open_in(draft, rows.request, ())
             draft.lost.append(Lost(rows.request.key, rows.start, rows.stop, reason))
             self._close_in(draft, rows)
         self._send(draft, ())
@@ -161,8 +131,9 @@ class Tap:
         draft = Draft()
         for key in keys:
             self._done.discard(key)
-            if key in self._open:
-                draft.closed.append(Closed(key, "aborted"))
+            request = self._open.get(key)
+            if request is not None:
+                draft.closed.append(Closed(key, request.rid, request.num_tokens, "aborted"))
         self._send(draft, ())
 
     def report(self, error: str) -> None:
@@ -170,7 +141,7 @@ class Tap:
         message = Message(error=error).encode()
         slot = self._producer.reserve(len(message), 0)
         if slot is not None:
-            self._publish(slot, message)
+            self._publish(slot, Draft(), message)
 
     def _check(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         for stream, dtype, tensor in zip(self._streams, self._dtypes, tensors, strict=True):
@@ -193,33 +164,46 @@ class Tap:
         used = draft.rows * self._row_bytes + draft.id_bytes
         return (self._budget - used) // self._row_bytes
 
-    def _open_in(self, draft: Draft, request: Request) -> None:
-        if request.key not in self._open:
-            draft.opened.append(request)
+    def _open_in(self, draft: Draft, request: Request, tensors: Sequence[torch.Tensor]) -> Draft:
+        """Open `request` in `draft`, or in the next one where its token ids do not fit."""
+        if request.key in self._open:
+            return draft
+        if self._room(draft) * self._row_bytes < request.input_ids.nbytes:
+            draft = self._send(draft, tensors)
+        draft.opened.append(request)
+        return draft
 
     def _close_in(self, draft: Draft, rows: Rows) -> None:
         if rows.last:
-            draft.closed.append(Closed(rows.request.key))
+            request = rows.request
+            draft.closed.append(Closed(request.key, request.rid, request.num_tokens))
 
     def _send(self, draft: Draft, tensors: Sequence[torch.Tensor]) -> Draft:
         """Publish `draft` and return an empty one to go on with.
 
         Rows that find no room in time are dropped; word of them always goes out, later if need be.
         """
-        self._pay_owed()
         if draft.empty:
+            self._pay_owed()
             return Draft()
         message = draft.message().encode()
         payload = draft.rows * self._row_bytes + draft.id_bytes
-        slot = None if self._owed else self._reserve(len(message), payload)
+        # A dead writer is best noticed before these rows are on their way: what they belong to can
+        # still be opened anew.
+        self._wake()
+        slot = self._reserve(len(message), payload)
         if slot is not None:
-            self._fill(slot.payload, draft, tensors)
-            self._publish(slot, message)
-        else:
-            self._producer.count("rows_dropped", draft.rows)
-            self._owed.append(draft.without_rows("dropped"))
+            if draft.rows:
+                self._copier.copy(slot, draft.parts, tensors)
+            self._fill_ids(slot.payload, draft)
+            self._remember(draft)
+            self._publish(slot, draft, message)
             self._pay_owed()
+            return Draft()
+        self._producer.count("rows_dropped", draft.rows)
+        self._owed.append(draft.without_rows("dropped"))
         self._remember(draft)
+        self._pay_owed()
         return Draft()
 
     def _remember(self, draft: Draft) -> None:
@@ -234,22 +218,28 @@ class Tap:
     def _pay_owed(self) -> None:
         """Publish what is owed, as far as there is room in the share kept for it."""
         while self._owed:
-            message = self._owed[0].message().encode()
-            slot = self._producer.reserve(len(message), self._owed[0].id_bytes)
+            draft = self._owed[0]
+            message = draft.message().encode()
+            slot = self._producer.reserve(len(message), draft.id_bytes)
             if slot is None:
                 return
-            self._fill(slot.payload, self._owed.popleft(), ())
-            self._publish(slot, message)
+            self._fill_ids(slot.payload, draft)
+            self._owed.popleft()
+            self._publish(slot, draft, message)
 
     def _reserve(self, message: int, payload: int) -> Slot | None:
-        """Find room for rows; while there is none, do what the user chose for that case."""
+        """Find room for rows; while there is none, do what the user chose for that case.
+
+        What is owed goes first: the writer must hear of things in their order.
+        """
         kept = self._producer.region.capacity // BOOKKEEPING_SHARE
         if self._dropping and self._producer.free < self._producer.region.capacity // 2:
             return None
         self._dropping = False
         started = time.monotonic()
         while True:
-            if payload + message + kept <= self._producer.free:
+            self._pay_owed()
+            if not self._owed and payload + message + kept <= self._producer.free:
                 slot = self._producer.reserve(message, payload)
                 if slot is not None:
                     return slot
@@ -261,42 +251,36 @@ class Tap:
             time.sleep(POLL_SECONDS)
             self._producer.count("blocked_microseconds", int(POLL_SECONDS * 1e6))
 
-    def _fill(self, payload: memoryview, draft: Draft, tensors: Sequence[torch.Tensor]) -> None:
-        offset = 0
-        for tensor, row_size in zip(tensors, self._row_sizes, strict=False):
-            size = draft.rows * row_size
-            if size:
-                rows = torch.frombuffer(payload[offset : offset + size], dtype=tensor.dtype)
-                self._copy(rows.view(draft.rows, -1), draft.parts, tensor)
-            offset += size
+    def _fill_ids(self, payload: memoryview, draft: Draft) -> None:
+        """Put the token ids of the opened requests behind the rows."""
+        offset = draft.rows * self._row_bytes
         for request in draft.opened:
             size = request.input_ids.nbytes
             payload[offset : offset + size] = request.input_ids.data.cast("B")
             offset += size
 
-    @staticmethod
-    def _copy(target: torch.Tensor, parts: Sequence[Rows], source: torch.Tensor) -> None:
-        row = 0
-        for part in parts:
-            count = part.stop - part.start
-            target[row : row + count].copy_(source[part.row : part.row + count])
-            row += count
-
-    def _publish(self, slot: Slot, message: bytes) -> None:
-        self._producer.publish(slot, message)
+    def _publish(self, slot: Slot, draft: Draft, message: bytes) -> None:
+        arrives_later = draft.rows > 0 and self._copier.finishes_later
+        self._producer.publish(slot, message, ready=not arrives_later)
+        for request in draft.opened:
+            self._told[request.key] = (slot.position, request)
+        for closed in draft.closed:
+            self._told.pop(closed.key, None)
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the writer; should it be dead, start another and repeat what is not finished.
+        """Wake the writer; should it be dead, start another and open anew what only it knew.
 
-        The rows that the dead writer had not published yet are lost.
+        The new writer reads what the dead one had not released. A request that was opened before
+        and is not closed yet is opened again, before anything else that is owed; the rows that
+        the dead writer had of it are lost.
         """
         if self._launcher.wake():
             return
         self._launcher.restart()
-        again = Draft(opened=list(self._open.values()))
-        again.lost = [
-            Lost(request.key, 0, request.num_tokens, "writer_died") for request in again.opened
-        ]
-        self._owed.append(again)
-        self._launcher.wake()
+        released = self._producer.released
+        for key, (position, request) in list(self._told.items()):
+            if position < released:
+                del self._told[key]
+                lost = Lost(key, 0, request.num_tokens, "writer_died")
+                self._owed.appendleft(Draft(opened=[request], lost=[lost]))

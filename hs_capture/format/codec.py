@@ -28,12 +28,13 @@ MAX_BLOCK_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: its name, its size in bytes, the NumPy type that carries its bits, and the
-    planes that are tried for compression."""
+    """An element type: its name, its size in bytes, the NumPy type that carries its bits, the
+    unsigned type of the same size, and the planes that are tried for compression."""
 
     name: str
     itemsize: int
     carrier: np.dtype[Any]
+    word: np.dtype[Any]
     compressed: tuple[int, ...]
 
 
@@ -57,7 +58,8 @@ def _dtypes() -> dict[str, DType]:
     table: dict[str, DType] = {}
     for name, (code, planes) in (floats | integers).items():
         carrier = np.dtype(code)
-        table[name] = DType(name, carrier.itemsize, carrier, planes)
+        word = np.dtype(f"<u{carrier.itemsize}")
+        table[name] = DType(name, carrier.itemsize, carrier, word, planes)
     return table
 
 
@@ -108,13 +110,13 @@ def encode(data: NDArray[Any] | Buffer, dtype: str) -> Encoded:
     if isinstance(data, np.ndarray):
         if data.dtype != kind.carrier:
             raise ValueError(f"{dtype} is carried by {kind.carrier}, got an array of {data.dtype}")
-        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        words = np.ascontiguousarray(data).reshape(-1).view(kind.word)
+    elif (size := memoryview(data).nbytes) % kind.itemsize:
+        raise ValueError(f"{size} bytes are no whole number of {dtype} elements")
     else:
-        flat = np.frombuffer(data, np.uint8)
-    if flat.size % kind.itemsize:
-        raise ValueError(f"{flat.size} bytes are no whole number of {dtype} elements")
-    elements = flat.reshape(-1, kind.itemsize)
-    planes = [np.ascontiguousarray(elements[:, plane]).data for plane in range(kind.itemsize)]
+        words = np.frombuffer(data, kind.word)
+    # Shifts of whole words are several times as fast as strided access to single bytes.
+    planes = [(words >> 8 * plane).astype(np.uint8).data for plane in range(kind.itemsize)]
     return encode_planes(planes, dtype)
 
 
@@ -152,17 +154,19 @@ def decode(stored: Buffer, lengths: Sequence[int], dtype: str, count: int) -> ND
         raise FormatError(f"{len(view)} bytes are not {kind.itemsize} planes of {list(lengths)}")
     if not 0 <= count * kind.itemsize <= MAX_BLOCK_BYTES:
         raise FormatError(f"{count} elements of {dtype} do not fit {MAX_BLOCK_BYTES} bytes")
-    elements = np.empty((count, kind.itemsize), np.uint8)
-    begin = 0
-    for number, length in enumerate(lengths):
-        plane = view[begin : begin + length]
-        begin += length
+    words = np.zeros(count, kind.word)
+    begin = len(view)
+    for number, length in reversed(list(enumerate(lengths))):
+        begin -= length
+        plane: Buffer = view[begin : begin + length]
         if length != count:
-            if length > count or number not in kind.compressed:
+            if not (0 <= length < count and number in kind.compressed):
                 raise FormatError(f"plane {number} has {length} bytes for {count} elements")
-            plane = memoryview(_decompress(plane, count, number))
-        elements[:, number] = np.frombuffer(plane, np.uint8)
-    return elements.reshape(-1).view(kind.carrier)
+            plane = _decompress(plane, count, number)
+        if kind.itemsize > 1:
+            words <<= 8
+        words |= np.frombuffer(plane, np.uint8)
+    return words.view(kind.carrier)
 
 
 def rows_per_block(row_bytes: int, target: int = 512 * 1024) -> int:

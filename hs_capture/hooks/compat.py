@@ -1,110 +1,239 @@
-"""What this SGLang offers, and what of it capture cannot be right with.
+"""What each SGLang offers, and what of it capture cannot be right with.
 
-Facts are from SGLang's source, read for each release named; see docs/compatibility.md.
+All knowledge of releases is here and in ``contract.py``, by what a release has rather than by its
+number. What has moved in the supported releases:
+
+- The states of the layers: up to 0.5.13 the model adds up what it finds between two layers, which
+  with fused all-reduce are partial sums of a rank (SGLang pull request 28343). From 0.5.14 on the
+  layer hands them out complete, as a list, and from 0.5.17 on packed into one tensor.
+- The rows of a batch: ``ForwardBatch.init_new`` gets a ModelWorkerBatch up to 0.5.12, then the
+  ScheduleBatch itself.
+- The ranks: functions up to 0.5.13, a parallel context from 0.5.14 on.
+- Prefill: compiled by default on CUDA up to 0.5.14 (``tc_piecewise``; Kimi-K2.5 in 0.5.16 and
+  0.5.17), in breakable CUDA graphs by default from 0.5.18 on.
+
+Facts are from SGLang's source, read for each release; see docs/compatibility.md for what was run.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from hs_capture.errors import ConfigError
+from hs_capture.hooks.contract import broken
+from hs_capture.settings import LAYERS
 
-FIRST_RELEASE = (0, 5, 14)
-"""The first release whose layers hand out complete states (before, with fused all-reduce, partial
-sums) and whose embedding output can be captured (SGLang pull request 28343)."""
-TESTED_RELEASES = ("0.5.23",)
+FIRST_RELEASE = (0, 5, 10)
+"""The first release whose batches know their requests in the way that is read here."""
+TESTED_RELEASES = (
+    *("0.5.10.post1", "0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1"),
+    *("0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+)
+"""The releases that the matrix of the tests runs and compares with transformers."""
 
 PREFILL_MODES = frozenset({"EXTEND", "MIXED", "SPLIT_PREFILL"})
 """Names of the forward modes that compute prompt rows. TARGET_VERIFY extends too, but drafts."""
-ROWLESS_MODES = frozenset({"DECODE", "IDLE"})
 HEALTH_CHECK_PREFIX = "HEALTH_CHECK"
 """How SGLang names its own health-check requests (constants.py)."""
 PROCESS_MARKS = ("sglang::", "sglang.launch_server", "sglang serve")
 """What the command line of a SGLang server process contains (setproctitle or as started)."""
 
 
-@dataclass(frozen=True)
-class Obstacle:
-    """A server setting with which captured rows would be wrong or would not come."""
-
-    present: Callable[[Any], bool]
-    text: str
-
-
-def _is_on(name: str) -> Callable[[Any], bool]:
-    return lambda args: bool(getattr(args, name, False))
-
-
-def _is_over_one(name: str) -> Callable[[Any], bool]:
-    return lambda args: (getattr(args, name, 1) or 1) > 1
-
-
-OBSTACLES = (
-    Obstacle(
-        lambda args: getattr(args, "speculative_algorithm", None) is not None,
-        "the server runs speculative decoding (--speculative-algorithm), which chooses its own "
-        "layers; start a server without it for capture",
-    ),
-    Obstacle(
-        _is_on("enable_return_aux_hidden_states"),
-        "--enable-return-aux-hidden-states chooses its own layers; start the server without it",
-    ),
-    Obstacle(
-        _is_on("enable_two_batch_overlap"),
-        "--enable-two-batch-overlap does not hand out layer outputs; start the server without it",
-    ),
-    Obstacle(
-        _is_on("enable_attn_tp_input_scattered"),
-        "--enable-attn-tp-input-scattered leaves each rank a part of the rows; "
-        "start the server without it",
-    ),
-    Obstacle(
-        _is_on("enable_layernorm_sp"),
-        "--enable-layernorm-sp leaves each rank a part of the rows; start the server without it",
-    ),
-    Obstacle(
-        lambda args: _is_on("enable_prefill_cp")(args) or _is_over_one("attn_cp_size")(args),
-        "context parallelism (--enable-prefill-cp, --attn-cp-size) leaves each rank a part of the "
-        "rows; start the server without it",
-    ),
-    Obstacle(
-        lambda args: getattr(args, "disaggregation_mode", "null") == "decode",
-        "a decode server of a disaggregated pair prefills nothing; capture on the prefill server",
-    ),
-)
-
-
-def require_release(version: str) -> tuple[str, ...]:
+def require_release(version: str, root: Path | None) -> tuple[str, ...]:
     """Return notes about SGLang `version` for run.json.
+
+    A release that was not tested is taken when its source keeps the contract of the hooks. `root`
+    is the folder of its package ``sglang``, None if that is not known.
 
     Raises:
         ConfigError: capture cannot be right with this release.
     """
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    first, last = ".".join(map(str, FIRST_RELEASE)), TESTED_RELEASES[-1]
     if numbers < FIRST_RELEASE:
         raise ConfigError(
-            f"SGLang {version} is older than {'.'.join(map(str, FIRST_RELEASE))}, the first "
-            "release that hands out complete layer outputs; upgrade SGLang or unset "
-            "SGLANG_HS_DUMP_DIR"
+            f"SGLang {version} is older than {first}, the first release that hs-capture can "
+            "follow; upgrade SGLang or unset SGLANG_HS_DUMP_DIR"
         )
     if version in TESTED_RELEASES:
         return ()
-    return (f"SGLang {version} is not among the tested releases: {', '.join(TESTED_RELEASES)}",)
+    found = [] if root is None else broken(root)
+    if found:
+        raise ConfigError(
+            f"SGLang {version} was not tested with this hs-capture, and lacks what hs-capture "
+            f"relies on: {'; '.join(found)}. Upgrade hs-capture, install SGLang {last}, or unset "
+            "SGLANG_HS_DUMP_DIR"
+        )
+    return (
+        f"SGLang {version} is not among the tested releases, {first} to {last}"
+        + (", but has every name that is relied on" if root is not None else ""),
+    )
 
 
-def require_no_obstacle(server_args: Any) -> None:
+@dataclass(frozen=True)
+class Host:
+    """What of a server decides whether captured rows are right.
+
+    Attributes:
+        args: SGLang's ServerArgs.
+        layers_hand_out_states: see `layers_hand_out_states`.
+        compiles_prefill: see `compiles_prefill`.
+    """
+
+    args: Any
+    layers_hand_out_states: bool
+    compiles_prefill: bool
+
+    @classmethod
+    def of(cls, server_args: Any) -> Host:
+        """Look at the SGLang of this process."""
+        return cls(server_args, layers_hand_out_states(), compiles_prefill(server_args))
+
+    def is_on(self, *names: str) -> bool:
+        """Whether one of these options is there and switched on."""
+        return any(getattr(self.args, name, None) for name in names)
+
+    def size(self, name: str) -> int:
+        """Return how many ranks an option asks for; 1 if there is no such option."""
+        return getattr(self.args, name, None) or 1
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A server setting with which captured rows would be wrong or would not come."""
+
+    present: Callable[[Host], bool]
+    text: str
+
+
+OBSTACLES = (
+    Obstacle(
+        lambda host: host.is_on("speculative_algorithm"),
+        "the server runs speculative decoding (--speculative-algorithm), which chooses its own "
+        "layers; start a server without it for capture",
+    ),
+    Obstacle(
+        lambda host: host.is_on("enable_return_aux_hidden_states"),
+        "--enable-return-aux-hidden-states chooses its own layers; start the server without it",
+    ),
+    Obstacle(
+        lambda host: host.is_on("enable_two_batch_overlap"),
+        "--enable-two-batch-overlap does not hand out layer outputs; start the server without it",
+    ),
+    Obstacle(
+        lambda host: host.is_on("enable_attn_tp_input_scattered"),
+        "--enable-attn-tp-input-scattered leaves each rank a part of the rows; "
+        "start the server without it",
+    ),
+    Obstacle(
+        lambda host: host.is_on("enable_layernorm_sp"),
+        "--enable-layernorm-sp leaves each rank a part of the rows; start the server without it",
+    ),
+    Obstacle(
+        lambda host: (
+            host.is_on(
+                "enable_prefill_cp",
+                "enable_prefill_context_parallel",
+                "enable_dsa_prefill_context_parallel",
+                "enable_nsa_prefill_context_parallel",
+            )
+            or host.size("attn_cp_size") > 1
+        ),
+        "context parallelism (--enable-prefill-cp and its older names, --attn-cp-size) leaves each "
+        "rank a part of the rows; start the server without it",
+    ),
+    Obstacle(
+        lambda host: getattr(host.args, "disaggregation_mode", "null") == "decode",
+        "a decode server of a disaggregated pair prefills nothing; capture on the prefill server",
+    ),
+    Obstacle(
+        lambda host: (
+            not host.layers_hand_out_states
+            and host.size("tp_size") > 1
+            and host.is_on("enable_flashinfer_allreduce_fusion", "enable_aiter_allreduce_fusion")
+        ),
+        "all-reduce fusion is on, with which SGLang up to 0.5.13 takes the states of a layer "
+        "before they are summed over the ranks; start the server with "
+        "--enforce-disable-flashinfer-allreduce-fusion and without "
+        "--enable-aiter-allreduce-fusion, or upgrade SGLang to 0.5.14 or newer",
+    ),
+    Obstacle(
+        lambda host: host.compiles_prefill,
+        "SGLang is about to compile prefill (piecewise CUDA graphs), which fails on a model that "
+        "is being captured; start the server with --disable-prefill-cuda-graph (SGLang 0.5.14 and "
+        "newer) or --disable-piecewise-cuda-graph (up to 0.5.13)",
+    ),
+)
+
+
+def require_no_obstacle(host: Host) -> None:
     """Check the server's settings.
 
     Raises:
-        ConfigError: one of them makes correct capture impossible.
+        ConfigError: some make correct capture impossible; all of them are named.
     """
-    for obstacle in OBSTACLES:
-        if obstacle.present(server_args):
-            raise ConfigError(obstacle.text)
+    found = [obstacle.text for obstacle in OBSTACLES if obstacle.present(host)]
+    if found:
+        raise ConfigError("; ".join(found))
+
+
+def require_layers(layers: tuple[int, ...], hand_out_states: bool) -> None:
+    """Check the chosen layers against `layers_hand_out_states`.
+
+    Raises:
+        ConfigError: one of them cannot be captured with this SGLang.
+    """
+    # The sum that is taken instead has no second term before the first layer.
+    if -1 in layers and not hand_out_states:
+        raise ConfigError(
+            f"{LAYERS}: layer -1, the output of the embedding, can only be captured with SGLang "
+            "0.5.14 and newer; leave it out or upgrade SGLang"
+        )
+
+
+def layers_hand_out_states() -> bool:
+    """Whether a layer hands out its own complete input; else the model adds up two terms."""
+    from sglang.srt.models.deepseek_v2 import DeepseekV2DecoderLayer
+
+    parameters = inspect.signature(DeepseekV2DecoderLayer.forward).parameters
+    return "captured_last_layer_outputs" in parameters
+
+
+def compiles_prefill(server_args: Any) -> bool:
+    """Whether SGLang compiles the forward of the model's class for prefill.
+
+    It does so in one whole graph (``fullgraph``), in which torch cannot trace a wrapper.
+    """
+    try:
+        from sglang.srt.model_executor.cuda_graph_config import check_cuda_graph_backend
+    except ImportError:
+        return not server_args.disable_piecewise_cuda_graph
+    return bool(check_cuda_graph_backend("prefill", "tc_piecewise"))
+
+
+def extents(batch: Any) -> Iterator[tuple[Any, int, int]]:
+    """Yield (request, prefix length, extend length) of a prefill batch, in the order of its rows.
+
+    `batch` is what ``ForwardBatch.init_new`` gets.
+    """
+    if hasattr(batch, "prefix_lens"):
+        prefixes, extends = batch.prefix_lens, batch.extend_lens
+    else:
+        prefixes, extends = batch.extend_prefix_lens, batch.extend_seq_lens
+    return zip(batch.reqs, prefixes, extends, strict=True)
+
+
+def is_last_stage() -> bool:
+    """Whether this process is of the last pipeline stage."""
+    from sglang.srt.distributed.parallel_state import get_pp_group
+
+    return bool(get_pp_group().is_last_rank)
 
 
 @dataclass(frozen=True)
@@ -130,9 +259,11 @@ class Ranks:
 
 
 def ranks() -> Ranks:
-    """Return this process's ranks (SGLang 0.5.14 and later)."""
-    from sglang.srt.runtime_context import get_parallel
-
+    """Return this process's ranks."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:
+        return _ranks_by_function()
     parallel = get_parallel()
     return Ranks(
         tp=parallel.tp_rank,
@@ -141,6 +272,20 @@ def ranks() -> Ranks:
         attention_tp=parallel.attn_tp_rank,
         attention_dp=parallel.attn_dp_rank,
         attention_cp=parallel.attn_cp_rank,
+    )
+
+
+def _ranks_by_function() -> Ranks:
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers import dp_attention
+
+    return Ranks(
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+        dp=0,
+        attention_tp=dp_attention.get_attention_tp_rank(),
+        attention_dp=dp_attention.get_attention_dp_rank(),
+        attention_cp=dp_attention.get_attention_cp_rank(),
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from hs_capture.hooks.compat import ROWLESS_MODES
+from hs_capture.hooks.compat import PREFILL_MODES
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.layers import internal_id
 
@@ -20,6 +21,8 @@ HIDDEN_ARGUMENT, AUX_ARGUMENT = 1, 4
 in SGLang 0.5.4 to 0.5.23)."""
 BATCH_ARGUMENT = 2
 """Position of ``forward_batch`` in ``DeepseekV2Model.forward``."""
+SETTERS = ("set_eagle3_layers_to_capture", "set_dflash_layers_to_capture")
+"""How SGLang asks a model for layers of its own: for a drafter, or for its users."""
 
 
 class Attachment:
@@ -27,6 +30,8 @@ class Attachment:
 
     States leave the model as its output, (hidden, [aux..., pre-norm]), and are taken out again
     before SGLang's logits processor: tensor operations in between may be part of a CUDA graph.
+    SGLang may capture layers of its own, for a drafter. The model then captures both, and SGLang
+    gets what it would have had.
     """
 
     def __init__(
@@ -46,21 +51,25 @@ class Attachment:
         self._takes_pre_norm = pre_norm
         self._pre_norm: torch.Tensor | None = None
         self._capturing = False
+        self._packed = False
         self._guard = guard
-        self.model.layers_to_capture = [internal_id(layer) for layer in layer_ids]
+        self._share_with([])
         causal_lm.capture_aux_hidden_states = True
+        for name in SETTERS:
+            self._follow_setter(name)
         if pre_norm:
             self.model.norm.register_forward_hook(self._on_norm)
         causal_lm.logits_processor.register_forward_pre_hook(self._on_logits, with_kwargs=True)
 
     def forward(self, wrapped: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-        """Run ``DeepseekV2Model.forward`` with layer capture on only where rows are wanted."""
+        """Run ``DeepseekV2Model.forward`` with our layers captured only where rows are wanted."""
         wanted = False
         with self._guard("deciding whether a batch is captured"):
             wanted = self._is_wanted(args, kwargs)
         if not wanted:
-            with self._switched_off():
-                return wrapped(*args, **kwargs), None
+            with self._only_theirs():
+                result = wrapped(*args, **kwargs)
+            return result if isinstance(result, tuple) else (result, None)
         self._capturing = True
         try:
             result = wrapped(*args, **kwargs)
@@ -70,11 +79,31 @@ class Attachment:
             # No layer was captured on the way; the batch is then recorded as lost.
             return result, None
         hidden, aux = result
-        states = [aux] if isinstance(aux, torch.Tensor) else list(aux)
+        self._packed = isinstance(aux, torch.Tensor)
+        states = [aux] if self._packed else list(aux)
         if self._takes_pre_norm and self._pre_norm is not None:
             states.append(self._pre_norm)
         self._pre_norm = None
         return hidden, states
+
+    def _share_with(self, theirs: list[int]) -> None:
+        """Capture our layers and those that SGLang asks for, `theirs`, as SGLang's internal ids."""
+        self._theirs = sorted(set(theirs))
+        self._captured = sorted({*theirs, *map(internal_id, self.layer_ids)})
+        self.model.layers_to_capture = list(self._captured)
+
+    def _follow_setter(self, name: str) -> None:
+        """Notice when SGLang sets the layers that it wants, which it does after the load."""
+        setter = getattr(self.causal_lm, name, None)
+        if setter is None:
+            return
+
+        @functools.wraps(setter)
+        def set_layers(*args: Any, **kwargs: Any) -> None:
+            setter(*args, **kwargs)
+            self._share_with(self.model.layers_to_capture)
+
+        setattr(self.causal_lm, name, set_layers)
 
     def _is_wanted(self, args: Args, kwargs: Kwargs) -> bool:
         """Whether to capture in this pass.
@@ -83,18 +112,15 @@ class Attachment:
         graph for prefill must have the states among its outputs.
         """
         batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[BATCH_ARGUMENT]
-        if batch.forward_mode.name in ROWLESS_MODES:
-            return False
-        return self.wants_batch() is not False
+        return batch.forward_mode.name in PREFILL_MODES and self.wants_batch() is not False
 
     @contextlib.contextmanager
-    def _switched_off(self) -> Iterator[None]:
-        layers = self.model.layers_to_capture
-        self.model.layers_to_capture = []
+    def _only_theirs(self) -> Iterator[None]:
+        self.model.layers_to_capture = list(self._theirs)
         try:
             yield
         finally:
-            self.model.layers_to_capture = layers
+            self.model.layers_to_capture = list(self._captured)
 
     def _on_norm(self, _norm: Any, inputs: Args, output: Any) -> None:
         """Keep the input of the final norm: later layers of the next pass reuse its memory.
@@ -109,27 +135,55 @@ class Attachment:
 
     def _on_logits(self, _processor: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Take our states out of what SGLang's logits processor gets, and hand them over."""
-        states, args, kwargs = _without_aux(args, kwargs)
-        if states is not None and self.receive is not None:
+        aux = _aux_of(args, kwargs)
+        if aux is None:
+            return args, kwargs
+        ours, theirs = None, aux if self._theirs else None
+        with self._guard("telling our states from SGLang's"):
+            hidden = args[HIDDEN_ARGUMENT] if len(args) > 1 else kwargs["hidden_states"]
+            ours, theirs = self._divide(aux, hidden.shape[-1])
+        if ours is not None and self.receive is not None:
             with self._guard("taking the states of a batch"):
-                hidden = args[HIDDEN_ARGUMENT] if len(args) > 1 else kwargs["hidden_states"]
-                self.receive(_each_layer(states, hidden.shape[-1]), hidden)
-        return args, kwargs
+                self.receive(ours, hidden)
+        return _with_aux(args, kwargs, theirs)
+
+    def _divide(self, aux: Any, width: int) -> tuple[list[torch.Tensor] | None, Any]:
+        """Return our states, if they are all there, and what SGLang would have without us."""
+        layers = each_layer(aux, width)
+        beyond = len(layers) - len(self._captured)
+        if beyond not in {0, int(self._takes_pre_norm)}:
+            # A pass in which only SGLang wanted layers.
+            return None, aux
+        states = dict(zip(self._captured, layers, strict=False))
+        ours = None
+        if beyond == int(self._takes_pre_norm):
+            ours = [states[internal_id(layer)] for layer in self.layer_ids]
+            ours += layers[len(self._captured) :]
+        theirs = [states[layer] for layer in self._theirs]
+        if not theirs:
+            return ours, None
+        return ours, torch.cat(theirs, dim=-1) if self._packed else theirs
 
 
-def _without_aux(args: Args, kwargs: Kwargs) -> tuple[Any, Args, Kwargs]:
-    """Return the aux states and the arguments without them."""
-    if len(args) > AUX_ARGUMENT:
-        rest = (*args[:AUX_ARGUMENT], None, *args[AUX_ARGUMENT + 1 :])
-        return args[AUX_ARGUMENT], rest, kwargs
-    if kwargs.get("aux_hidden_states") is not None:
-        return kwargs["aux_hidden_states"], args, {**kwargs, "aux_hidden_states": None}
-    return None, args, kwargs
+def each_layer(aux: Any, width: int) -> list[torch.Tensor]:
+    """Return one [rows, width] tensor per state.
 
-
-def _each_layer(states: list[torch.Tensor], width: int) -> list[torch.Tensor]:
-    """Return one [rows, width] tensor per state; from SGLang 0.5.17 the aux states come packed."""
+    SGLang hands out a list of them up to 0.5.16, and one tensor with all side by side from 0.5.17.
+    """
+    states = [aux] if isinstance(aux, torch.Tensor) else aux
     return [layer for state in states for layer in torch.split(state, width, dim=-1)]
+
+
+def _aux_of(args: Args, kwargs: Kwargs) -> Any:
+    if len(args) > AUX_ARGUMENT:
+        return args[AUX_ARGUMENT]
+    return kwargs.get("aux_hidden_states")
+
+
+def _with_aux(args: Args, kwargs: Kwargs, aux: Any) -> tuple[Args, Kwargs]:
+    if len(args) > AUX_ARGUMENT:
+        return (*args[:AUX_ARGUMENT], aux, *args[AUX_ARGUMENT + 1 :]), kwargs
+    return args, {**kwargs, "aux_hidden_states": aux}
 
 
 _attach: Callable[[Any], Attachment] | None = None

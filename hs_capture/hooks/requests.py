@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hs_capture.capture.batch import Batch, Request, batch_of
-from hs_capture.hooks.compat import HEALTH_CHECK_PREFIX, PREFILL_MODES
+from hs_capture.hooks.compat import HEALTH_CHECK_PREFIX, PREFILL_MODES, extents
 
 
 class RequestBook:
@@ -36,10 +36,9 @@ class RequestBook:
         """
         if schedule_batch.forward_mode.name not in PREFILL_MODES:
             return Batch((), 0)
-        extents = zip(
-            schedule_batch.reqs, schedule_batch.prefix_lens, schedule_batch.extend_lens, strict=True
+        return batch_of(
+            (self._request(req), prefix, extend) for req, prefix, extend in extents(schedule_batch)
         )
-        return batch_of((self._request(req), prefix, extend) for req, prefix, extend in extents)
 
     def take_gone(self) -> list[int]:
         """Return the keys of requests that left the server since the last call."""
@@ -67,7 +66,8 @@ class RequestBook:
             ids = req.origin_input_ids
         return Request(
             key=next(self._keys),
-            rid=req.rid,
+            # A rid may hold half of a surrogate pair, which no JSON and no file can.
+            rid=req.rid.encode("utf-8", "backslashreplace").decode(),
             input_ids=np.array(ids, dtype=np.int64),
             cached_tokens=req.cached_tokens,
         )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from hs_capture.dump_dir import prepare
@@ -21,6 +24,8 @@ from hs_capture.settings import Settings
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+
+logger = logging.getLogger("hs_capture")
 
 EXIT_REFUSED = 78
 """Exit code of a scheduler whose start we refuse: EX_CONFIG of sysexits.h."""
@@ -50,7 +55,7 @@ def around_load_model(
         attachment = model.attachment()
         if attachment is not None:
             _session = Session(instance, plan, attachment, _guard)
-        elif _is_last_stage():
+        elif compat.is_last_stage():
             raise ConfigError(
                 f"{type(instance.model).__name__} is no model of the DeepSeek-V2 family (DeepSeek "
                 "V2, V3 and V3.2, Kimi-K2 and K2.5, GLM DSA, Mistral Large 3), which is all that "
@@ -92,12 +97,16 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
 
     import sitecustomize_shim
 
-    notes = compat.require_release(sglang.__version__)
-    compat.require_no_obstacle(server_args)
+    notes = compat.require_release(sglang.__version__, Path(inspect.getfile(sglang)).parent)
+    compat.require_no_obstacle(compat.Host.of(server_args))
+    ranks = compat.ranks()
+    if ranks.holds_full_rows:
+        for note in notes:
+            logger.warning("hs-capture: %s", note)
     return Plan(
         settings=settings,
         dump_dir=prepare(settings.dump_dir),
-        ranks=compat.ranks(),
+        ranks=ranks,
         sglang_version=sglang.__version__,
         door=sitecustomize_shim.door or "call",
         notes=notes,
@@ -113,13 +122,8 @@ def _attach(causal_lm: Any, plan: Plan) -> Attachment:
             causal_lm.model.start_layer,
             lambda ids: compat.eagle3_rule(type(causal_lm), config, ids),
         )
+        compat.require_layers(layer_ids, compat.layers_hand_out_states())
         return Attachment(causal_lm, layer_ids, "pre_norm" in plan.settings.final, _guard)
-
-
-def _is_last_stage() -> bool:
-    from sglang.srt.runtime_context import get_parallel
-
-    return bool(get_parallel().pp_group.is_last_rank)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import torch
 import hs_capture
 from hs_capture import hooks
 from hs_capture.capture.batch import Batch
+from hs_capture.capture.copier import DeviceCopier, HostCopier
 from hs_capture.capture.launcher import WriterLauncher
 from hs_capture.capture.tap import Overload, Tap
 from hs_capture.dump_dir import DumpDir
@@ -80,8 +81,9 @@ class Session:
         """Say which batch runs from now on; None for one that was never announced."""
         self._batch = batch
         self._taken = False
+        gone = self._book.take_gone()
         if self._tap is not None:
-            gone = self._book.take_gone()
+            self._tap.protect()
             if gone:
                 self._tap.forget(gone)
 
@@ -123,6 +125,12 @@ class Session:
         streams = tuple(StreamSpec(name, dtype, config.hidden_size) for name in names)
         space = os.statvfs(run_dir)
         self._producer = Producer(plan.settings.buffer)
+        device = self._attachment.model.norm.weight.device
+        copier = (
+            DeviceCopier(self._producer, device)
+            if device.type == "cuda"
+            else HostCopier(self._producer)
+        )
         launcher = WriterLauncher(
             self._producer,
             WriterConfig(
@@ -135,6 +143,7 @@ class Session:
                 workers=plan.settings.workers,
                 server_pid=os.getpid(),
                 streams=streams,
+                splits_planes=copier.splits_planes,
                 metadata=_capture_metadata(info),
             ),
             writer_environ(),
@@ -143,6 +152,7 @@ class Session:
             self._producer,
             launcher,
             streams,
+            copier,
             Overload(plan.settings.on_full == "block", plan.settings.block_timeout),
             longest_prompt=self.runner.model_config.context_len,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from hs_capture.ring.layout import (
     Word,
 )
 from hs_capture.ring.message import Message, decode
-
-READY_POLL_SECONDS = 0.0005
 
 
 @dataclass
@@ -48,9 +45,15 @@ class Consumer:
         self._next = self.region.header[Word.TAIL]
         self._held: deque[Entry] = deque()
         self._lock = threading.Lock()
+        self.waiting = False
+        """Whether the next entry is published, but its payload is not in place yet."""
 
     def entries(self) -> Iterator[Entry]:
-        """Take every entry published up to now. The caller must `release` each one once."""
+        """Take every entry that is published and in place. `release` each of them once.
+
+        Ends before an entry whose payload is still being copied; `waiting` is then true.
+        """
+        self.waiting = False
         while self._next < self.region.header[Word.HEAD]:
             # The counterpart of the producer's fence: the entry is read after the head.
             with self._lock:
@@ -58,12 +61,13 @@ class Consumer:
             offset = self._next % self.region.capacity
             words = self.region.words(offset)
             length, message_length = words[EntryWord.LENGTH], words[EntryWord.MESSAGE]
+            if not words[EntryWord.READY]:
+                self.waiting = True
+                return
             self._next += length
             if message_length == 0:
                 self._hold(Entry(Message(), memoryview(b""), self._next, users=0))
                 continue
-            while not words[EntryWord.READY]:
-                time.sleep(READY_POLL_SECONDS)
             shape = EntryShape(message_length, words[EntryWord.PAYLOAD])
             start = offset + ENTRY_HEADER
             message = decode(self.region.data[start : start + message_length])

@@ -54,9 +54,15 @@ class Lost:
 
 @dataclass(frozen=True)
 class Closed:
-    """A request of which no more rows will come; `reason` where it did not end regularly."""
+    """A request of which no more rows will come; `reason` where it did not end regularly.
+
+    `rid` and `num_tokens` are for a writer that took the place of another one, which alone knew
+    the request.
+    """
 
     key: int
+    rid: str
+    num_tokens: int
     reason: str | None = None
 
 

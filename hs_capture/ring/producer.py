@@ -56,7 +56,12 @@ class Producer:
     @property
     def free(self) -> int:
         """Bytes of the ring that are not in use now."""
-        return self.region.capacity - (self._head - self.region.header[Word.TAIL])
+        return self.region.capacity - (self._head - self.released)
+
+    @property
+    def released(self) -> int:
+        """Position up to which the consumer needs nothing any more."""
+        return self.region.header[Word.TAIL]
 
     def reserve(self, message: int, payload: int) -> Slot | None:
         """Find room for an entry with `message` and `payload` bytes; None when the ring is full.
@@ -75,6 +80,7 @@ class Producer:
         if padding:
             self._pad(padding)
         offset = self._head % capacity
+        self.region.words(offset)[EntryWord.READY] = 0
         start = offset + shape.payload_offset
         return Slot(self._head, shape, self.region.data[start : start + payload])
 
@@ -82,12 +88,13 @@ class Producer:
         """Make the entry visible to the consumer.
 
         With `ready` false the payload is still being copied, and whoever copies it sets the
-        entry's ready word afterwards.
+        entry's ready word, perhaps before this call.
         """
         offset = slot.position % self.region.capacity
         words = self.region.words(offset)
         words[EntryWord.LENGTH] = slot.shape.length
-        words[EntryWord.READY] = int(ready)
+        if ready:
+            words[EntryWord.READY] = 1
         words[EntryWord.MESSAGE] = len(message)
         words[EntryWord.PAYLOAD] = slot.shape.payload
         start = offset + 8 * len(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from hs_capture.errors import ConfigError
@@ -23,7 +23,7 @@ def look_at_sglang() -> Check:
     """Which SGLang this environment has, and whether capture can be right with it."""
     name = "sglang"
     try:
-        found = version("sglang")
+        installed = distribution("sglang")
     except PackageNotFoundError:
         return Check(
             name,
@@ -31,8 +31,11 @@ def look_at_sglang() -> Check:
             "no SGLang in this environment",
             "run verify with the Python that runs the server; hs-capture belongs beside SGLang",
         )
+    found = installed.version
+    # An editable installation has its package somewhere else.
+    package = Path(str(installed.locate_file("sglang")))
     try:
-        notes = require_release(found)
+        notes = require_release(found, package if package.is_dir() else None)
     except ConfigError as error:
         return Check(name, "fail", str(error))
     if notes:

@@ -8,14 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from hs_capture.faults import FaultLog
-from hs_capture.format.codec import dtype_of, encode, rows_per_block
+from hs_capture.format.codec import dtype_of, encode, encode_planes, rows_per_block
 from hs_capture.format.container import ContainerWriter
 from hs_capture.ring.consumer import Consumer, Entry
-from hs_capture.ring.message import Opened, Segment, StreamSpec
+from hs_capture.ring.message import Closed, Opened, Segment, StreamSpec
 from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.publisher import OPEN_FOLDER, Publisher
 from hs_capture.writer.record import Record
@@ -32,7 +29,8 @@ class Block:
     stream: StreamSpec
     start: int
     stop: int
-    data: memoryview
+    data: tuple[memoryview, ...]
+    """Its byte planes, or all of its elements as one."""
 
 
 def row_bytes(stream: StreamSpec) -> int:
@@ -62,6 +60,8 @@ class Assembler:
         self._publisher = publisher
         self._pool = pool
         self._open: dict[int, Record] = {}
+        # Why requests have no record here; word of them goes out when they are closed.
+        self._unopened: dict[int, str] = {}
         self._folder = Path(config.run_dir) / OPEN_FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
@@ -88,13 +88,13 @@ class Assembler:
             if lost.key in self._open:
                 self._open[lost.key].losses.append(lost)
         for closed in message.closed:
-            self._close_record(closed.key, closed.reason)
+            self._close(entry, closed)
         self._ring.release(entry)
 
     def close_all(self, reason: str) -> None:
         """Close every open record because of `reason`."""
-        for key in list(self._open):
-            self._close_record(key, reason)
+        for record in list(self._open.values()):
+            self._close_record(record, reason)
 
     @property
     def _row_bytes(self) -> int:
@@ -105,31 +105,47 @@ class Assembler:
             # The server repeats what it opened after a writer died; this one had not.
             return
         path = self._folder / f"{self._config.rank}-{opened.key}.part"
-        container = ContainerWriter(path, mode=self._config.file_mode)
+        try:
+            container = ContainerWriter(path, mode=self._config.file_mode)
+        except OSError as error:
+            reason = self._count_error("a capture file could not be created", error)
+            self._unopened[opened.key] = reason
+            return
         for stream in (INPUT_IDS, *self._config.streams):
             width = None if stream is INPUT_IDS else stream.width
             container.declare(stream.name, stream.dtype, width)
         record = Record(opened, container)
         self._open[opened.key] = record
-        self._submit(entry, Block(record, INPUT_IDS, 0, opened.num_tokens, ids))
+        self._submit(entry, Block(record, INPUT_IDS, 0, opened.num_tokens, (ids,)))
 
     def _take_segment(self, entry: Entry, segment: Segment) -> None:
         record = self._open.get(segment.key)
         if record is None:
-            # Its beginning was lost with an earlier writer, which counted it.
+            # It has no file. `_close` tells of it.
             return
         for start, stop in record.take(segment.start, segment.stop):
             offset = 0
             for stream in self._config.streams:
-                row = row_bytes(stream)
-                rows = rows_per_block(row)
-                first = offset + (segment.row + start - segment.start) * row
+                size = entry.message.rows * row_bytes(stream)
+                payload = entry.payload[offset : offset + size]
+                rows = rows_per_block(row_bytes(stream))
                 for a in range(start, stop, rows):
                     b = min(a + rows, stop)
-                    at = first + (a - start) * row
-                    data = entry.payload[at : at + (b - a) * row]
+                    row = segment.row + a - segment.start
+                    data = self._slices(payload, stream, entry.message.rows, row, row + b - a)
                     self._submit(entry, Block(record, stream, a, b, data))
-                offset += entry.message.rows * row
+                offset += size
+
+    def _slices(
+        self, payload: memoryview, stream: StreamSpec, rows: int, start: int, stop: int
+    ) -> tuple[memoryview, ...]:
+        """Return the rows [start, stop) of a stream whose `rows` rows fill `payload`."""
+        planes = dtype_of(stream.dtype).itemsize if self._config.splits_planes else 1
+        row = row_bytes(stream) // planes
+        return tuple(
+            payload[base + start * row : base + stop * row]
+            for base in range(0, planes * rows * row, rows * row)
+        )
 
     def _submit(self, entry: Entry, block: Block) -> None:
         with self._lock:
@@ -141,10 +157,11 @@ class Assembler:
         """Compress and write one block. Runs in the pool and must not raise."""
         try:
             if block.record.failure is None:
-                data: npt.NDArray[np.generic] = np.frombuffer(
-                    block.data, dtype=dtype_of(block.stream.dtype).carrier
+                dtype = block.stream.dtype
+                whole = len(block.data) == 1
+                encoded = (
+                    encode(block.data[0], dtype) if whole else encode_planes(block.data, dtype)
                 )
-                encoded = encode(data, block.stream.dtype)
                 block.record.container.add(block.stream.name, block.start, block.stop, encoded)
         except Exception as error:
             block.record.failure = self._count_error("a block could not be stored", error)
@@ -152,11 +169,23 @@ class Assembler:
             self._ring.release(entry)
             self._settle(block.record, stored=1)
 
-    def _close_record(self, key: int, reason: str | None) -> None:
-        record = self._open.pop(key, None)
-        if record is not None:
-            record.end_reason = reason
-            self._settle(record, closing=True)
+    def _close(self, entry: Entry, closed: Closed) -> None:
+        record = self._open.get(closed.key)
+        if record is None:
+            # Only a writer that died before it could publish this request had its rows.
+            reason = self._unopened.pop(closed.key, "writer_died")
+            self._lose(closed.rid, closed.num_tokens, reason)
+            return
+        # The entry stays in the ring until the capture is published. Should this writer die
+        # before, the next one reads that the request was closed, and tells of the loss.
+        self._ring.keep(entry)
+        record.closing_entry = entry
+        self._close_record(record, closed.reason)
+
+    def _close_record(self, record: Record, reason: str | None) -> None:
+        del self._open[record.request.key]
+        record.end_reason = reason
+        self._settle(record, closing=True)
 
     def _settle(self, record: Record, *, stored: int = 0, closing: bool = False) -> None:
         """Count stored blocks of `record`; publish it once it is closing and none is left."""
@@ -167,6 +196,8 @@ class Assembler:
             record.settled = record.settled or finished
         if finished:
             self._publish(record)
+            if record.closing_entry is not None:
+                self._ring.release(record.closing_entry)
 
     def _publish(self, record: Record) -> None:
         try:
@@ -176,7 +207,14 @@ class Assembler:
         except Exception as error:
             record.failure = self._count_error("a capture could not be published", error)
         try:
-            self._publisher.give_up(record, record.failure or "error")
+            record.container.abort()
+        except OSError as error:
+            self._count_error("an unfinished file could not be removed", error)
+        self._lose(record.request.rid, record.request.num_tokens, record.failure or "error")
+
+    def _lose(self, rid: str, num_tokens: int, reason: str) -> None:
+        try:
+            self._publisher.give_up(rid, num_tokens, reason)
         except Exception as error:
             self._count_error("a lost capture could not be written to the index", error)
 

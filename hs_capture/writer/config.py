@@ -26,6 +26,8 @@ class WriterConfig:
     workers: int
     server_pid: int
     streams: tuple[StreamSpec, ...]
+    splits_planes: bool
+    """Whether each stream in a payload is one byte plane after the other."""
     metadata: dict[str, Any]
     """Copied into every capture: layer ids, model class, versions and so on."""
 

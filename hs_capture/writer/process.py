@@ -20,6 +20,10 @@ from hs_capture.writer.publisher import OPEN_FOLDER, Publisher
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
+COPY_POLL_SECONDS = 0.001
+"""How long to sleep while a copy from the device is on its way: nobody rings when it arrives."""
+COPY_SECONDS = 1.0
+"""How long to wait for such a copy after the server is gone."""
 HEARTBEAT_SECONDS = 1.0
 LAST_WORK_SECONDS = 10.0
 """How long the writer may work on after the server is gone while the file system is full."""
@@ -83,8 +87,12 @@ class Writer:
         gone = self._server_gone_at
         if gone is None:
             return False
-        out_of_time = time.monotonic() - gone > LAST_WORK_SECONDS and not self._has_room()
-        return out_of_time or self._ring.drained
+        seconds = time.monotonic() - gone
+        if seconds > COPY_SECONDS and self._ring.waiting:
+            return True
+        if seconds > LAST_WORK_SECONDS and not self._has_room():
+            return True
+        return self._ring.drained
 
     def _wait(self) -> None:
         """Sleep until the server rings the bell, hangs up, or some time has passed."""
@@ -93,7 +101,8 @@ class Writer:
             return
         poll = select.poll()
         poll.register(self._config.bell, select.POLLIN)
-        if poll.poll(POLL_SECONDS * 1000) and not os.read(self._config.bell, 65536):
+        seconds = COPY_POLL_SECONDS if self._ring.waiting else POLL_SECONDS
+        if poll.poll(seconds * 1000) and not os.read(self._config.bell, 65536):
             self._server_gone_at = time.monotonic()
 
     def _write_status(self, state: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -51,6 +52,7 @@ class Publisher:
             for entry in read_index(self._index_path):
                 self._sequence = max(self._sequence, entry.sequence + 1)
                 self._count(entry)
+            self._sequence = max(self._sequence, self._first_free_sequence())
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._index = os.open(self._index_path, flags, config.file_mode)
 
@@ -94,19 +96,22 @@ class Publisher:
         record.path.rename(path)
         self._index_entry(entry)
 
-    def give_up(self, record: Record, reason: str) -> None:
-        """Remove the unfinished file of `record` and leave a line in the index that says why."""
-        record.container.abort()
+    def give_up(self, rid: str, num_tokens: int, reason: str) -> None:
+        """Leave a line in the index that says why this request has no file.
+
+        Raises:
+            OSError: the file system refused.
+        """
         self._index_entry(
             IndexEntry(
                 sequence=self._next_sequence(),
                 file=None,
-                rid=record.request.rid,
-                num_tokens=record.request.num_tokens,
+                rid=rid,
+                num_tokens=num_tokens,
                 rows=0,
                 complete=False,
                 incomplete_reason=reason,
-                missing=((0, record.request.num_tokens),),
+                missing=((0, num_tokens),),
                 raw_bytes=0,
                 stored_bytes=0,
                 published=time.time(),
@@ -117,14 +122,25 @@ class Publisher:
         """Close the index."""
         os.close(self._index)
 
+    def _first_free_sequence(self) -> int:
+        """Return the sequence after the last file, which an earlier writer may not have indexed."""
+        newest = max(self.run_dir.glob("[0-9]*"), default=None)
+        files = newest.glob("*.hsc") if newest is not None else ()
+        return max((int(path.name.partition("-")[0]) + 1 for path in files), default=0)
+
     def _next_sequence(self) -> int:
         with self._lock:
             self._sequence += 1
             return self._sequence - 1
 
     def _index_entry(self, entry: IndexEntry) -> None:
+        line = append_line(entry)
         with self._lock:
-            os.write(self._index, append_line(entry))
+            written = os.write(self._index, line)
+            if written < len(line):
+                # The file system is full in the middle of a line; the next one must begin afresh.
+                cut_torn_line(self._index_path)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._index_path))
             self._count(entry)
 
     def _count(self, entry: IndexEntry) -> None:

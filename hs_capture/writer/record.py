@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hs_capture.format.container import ContainerWriter
 from hs_capture.intervals import Interval, length, subtract, union
+from hs_capture.ring.consumer import Entry
 from hs_capture.ring.message import Lost, Opened
 
 
@@ -24,6 +25,8 @@ class Record:
     settled: bool = False
     """Whether it was handed to the publisher."""
     end_reason: str | None = None
+    closing_entry: Entry | None = None
+    """The entry of the ring that closed this record."""
     failure: str | None = None
     """Why this record cannot become a file at all (an error while it was written)."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from harness.launching import Launcher, Spawner, Zygote
-from harness.processes import MARK, running
+from harness.processes import of_this_run
 from harness.reference import Reference
 from harness.server import Serve, Server, ServerConfig, serving
 from harness.tiny_model import build_tiny_model
@@ -50,8 +50,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     _logs.insert(0, log)
     yield zygote
     zygote.close()
-    left = [str(process) for process in running() if f"{MARK}=" in process.environment]
-    assert not left
+    assert [str(process) for process in of_this_run()] == []
 
 
 @pytest.fixture(scope="session")
@@ -61,14 +60,23 @@ def spawner() -> Spawner:
 
 
 @pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+def new_log(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Return a path for the log of one server; a test that fails shows the newest."""
+
+    def new() -> Path:
+        _logs.append(tmp_path_factory.mktemp("server") / "log")
+        return _logs[-1]
+
+    return new
+
+
+@pytest.fixture(scope="module")
+def serve(new_log: Callable[[], Path]) -> Serve:
     """Start a server for a block: ``with serve(launcher, config) as server``."""
 
     @contextmanager
     def started(launcher: Launcher, config: ServerConfig) -> Iterator[Server]:
-        log = tmp_path_factory.mktemp("server") / "log"
-        _logs.append(log)
-        with serving(launcher, config, log) as server:
+        with serving(launcher, config, new_log()) as server:
             yield server
 
     return started

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -65,6 +64,10 @@ def test_an_aborted_request_is_incomplete(
     _wait_for_open_record(dump_dir)
     abort(server.url, "keep-aborted")
     request.join(60)
+    # SGLang tells nobody of an abort; it shows when SGLang has let go of the request, which it
+    # does while it works on the next ones.
+    for i in range(3):
+        generate(server.url, prompt(51 + i, 5), f"keep-after-{i}")
     capture = wait_for(dump_dir, ["keep-aborted"])["keep-aborted"]
     assert capture.incomplete_reason == "aborted"
     _assert_a_part_is_exact(capture, tokens, reference)
@@ -82,10 +85,7 @@ def test_a_killed_server_loses_only_what_was_not_computed(
             generate(server.url, prompt_tokens, rid)
         request = _in_background(server, tokens, "keep-long")
         _wait_for_open_record(dump_dir)
-        for process in processes.running():
-            if process.session == server.pid:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+        server.kill(spare_the_writer=True)
         request.join(60)
         assert processes.wait_until_gone(server.pid, server.mark, AFTERLIFE_SECONDS) == []
     store = open_store(dump_dir)
@@ -101,7 +101,7 @@ def test_a_killed_server_loses_only_what_was_not_computed(
 def _in_background(server: Server, tokens: list[int], rid: str) -> threading.Thread:
     def send() -> None:
         # The connection of a killed server breaks; that is what the test is about.
-        with suppress(OSError, RefusedError):
+        with suppress(OSError, HTTPException, RefusedError):
             generate(server.url, tokens, rid)
 
     thread = threading.Thread(target=send)

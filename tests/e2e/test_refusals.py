@@ -25,7 +25,7 @@ class Refused:
 
 
 @pytest.fixture
-def refuse(zygote: Zygote, model: Path, tmp_path: Path) -> Callable[..., Refused]:
+def refuse(zygote: Zygote, model: Path, new_log: Callable[[], Path]) -> Callable[..., Refused]:
     """Start a server that must not serve; return how it ended and its only line of ours."""
 
     def refused(
@@ -37,7 +37,7 @@ def refuse(zygote: Zygote, model: Path, tmp_path: Path) -> Callable[..., Refused
             mounts=mounts,
             arguments=arguments,
         )
-        server = Server(zygote, config, tmp_path / "log")
+        server = Server(zygote, config, new_log())
         try:
             exit_code = server.wait_until_ended(60)
         except TimeoutError:
@@ -45,7 +45,7 @@ def refuse(zygote: Zygote, model: Path, tmp_path: Path) -> Callable[..., Refused
             raise
         server.stop()
         lines = [line for line in server.log().splitlines() if line.startswith("hs-capture:")]
-        assert len(lines) == 1, server.log()
+        assert len(lines) == 1, lines
         return Refused(exit_code, lines[0])
 
     return refused
@@ -90,6 +90,7 @@ def test_unfit_directory_is_refused(
     assert refused.exit_code != 0
     assert f"SGLANG_HS_DUMP_DIR={str(path)!r}" in refused.line
     assert said in refused.line
+    assert not path.is_dir() or list(path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,11 @@ def test_hostile_rid_is_found_again(
     """Its capture is there under exactly that rid, right, in a private file in the run folder."""
     rid = HOSTILE[kind]
     tokens = prompt(list(HOSTILE).index(kind), 20)
+    before = _count(dump_dir, rid)
     generate(server.url, tokens, rid)
-    store = wait_for(dump_dir, [rid])
-    (capture,) = store.captures(rid)
+    store = wait_for(dump_dir, [rid] * (before + 1))
+    assert len(store.captures(rid)) == before + 1
+    capture = store[rid]
     assert_exact(capture, tokens, reference, LAYERS)
     assert capture.metadata["rid"] == rid
     path = capture.path
@@ -74,7 +76,7 @@ def test_a_rid_used_twice_has_two_captures(
     server: Server, dump_dir: Path, reference: Reference, number: int, rid: str
 ) -> None:
     """The second request overwrites nothing; the rid alone gives the newest."""
-    before = [capture.rid for capture in wait_for(dump_dir, [])].count(rid)
+    before = _count(dump_dir, rid)
     prompts = [prompt(number + i, 10 + i) for i in range(3)]
     for tokens in prompts:
         generate(server.url, tokens, rid)
@@ -94,3 +96,8 @@ def test_nobody_else_may_read(server: Server, dump_dir: Path) -> None:
         mode = path.lstat().st_mode
         assert stat.S_ISDIR(mode) or stat.S_ISREG(mode)
         assert stat.S_IMODE(mode) == (0o700 if stat.S_ISDIR(mode) else 0o600), path
+
+
+def _count(dump_dir: Path, rid: str) -> int:
+    """Return how many captures of ``rid`` there are already."""
+    return [capture.rid for capture in wait_for(dump_dir, [])].count(rid)

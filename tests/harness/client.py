@@ -72,7 +72,8 @@ def generate_concurrently(
     ``answered`` is called with the number of answers so far, from the calling thread.
     """
     answers: dict[str, dict[str, Any]] = {}
-    with ThreadPoolExecutor(at_once) as pool:
+    pool = ThreadPoolExecutor(at_once)
+    try:
         futures = {
             pool.submit(generate, url, prompt, rid, max_new_tokens): rid for rid, prompt in prompts
         }
@@ -80,6 +81,9 @@ def generate_concurrently(
             answers[futures[future]] = future.result()
             if answered is not None:
                 answered(len(answers))
+    finally:
+        # After an interruption nobody waits for the requests that were not sent yet.
+        pool.shutdown(cancel_futures=True)
     return answers
 
 
@@ -103,5 +107,6 @@ def _answer(request: urllib.request.Request, timeout: float) -> bytes:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             return bytes(response.read())
     except urllib.error.HTTPError as error:
-        body = error.read().decode(errors="replace")
+        with error:
+            body = error.read().decode(errors="replace")
         raise RefusedError(f"{request.full_url}: HTTP {error.code} {body}") from None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "HS_TEST_SERVER"
+"""The variable by which what a server started is known, also outside its session."""
+RUN = uuid.uuid4().hex
+"""How the marks of all servers of this process begin."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,11 @@ def of_server(pid: int, mark: str) -> list[Process]:
     ]
 
 
+def of_this_run() -> list[Process]:
+    """Return what belongs to any server that this process started."""
+    return [process for process in running() if f"{MARK}={RUN}" in process.environment]
+
+
 def wait_until_gone(pid: int, mark: str, seconds: float) -> list[Process]:
     """Wait until nothing of a server runs any more; return what still runs after ``seconds``."""
     deadline = time.monotonic() + seconds
@@ -58,7 +67,10 @@ def wait_until_gone(pid: int, mark: str, seconds: float) -> list[Process]:
 
 
 def shared_memory(pid: int, mark: str) -> set[Path]:
-    """Return the files in /dev/shm that the processes of a server have open or mapped."""
+    """Return the segments in /dev/shm that the processes of a server have open or mapped.
+
+    Files in folders there are no segments: a dump directory may well be one of those folders.
+    """
     held: set[str] = set()
     for process in of_server(pid, mark):
         folder = Path("/proc", str(process.pid))
@@ -67,4 +79,4 @@ def shared_memory(pid: int, mark: str) -> set[Path]:
             held.update(line.split()[-1] for line in (folder / "maps").read_text().splitlines())
         except OSError:
             continue
-    return {Path(name) for name in held if name.startswith("/dev/shm/")}
+    return {Path(name) for name in held if Path(name).parent == Path("/dev/shm")}

@@ -27,7 +27,9 @@ class Reference:
 
     def __init__(self, model_path: Path) -> None:
         from transformers import DeepseekV2ForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         # SGLang's scheduler keeps a core busy even when it is idle. A second thread here would
         # wait for that core at every operation, and a prompt would take seconds.
         torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import time
@@ -19,7 +20,7 @@ START_SECONDS = 180.0
 STOP_SECONDS = 30.0
 # The writer may finish what is in its ring after the server has gone.
 AFTERLIFE_SECONDS = 10.0
-# SGLang itself leaves one small file of this name at every stop.
+# SGLang itself leaves one small segment of this name whenever it ends.
 SGLANG_LEFTOVER = "sglang_loads_"
 
 
@@ -78,7 +79,7 @@ class Server:
         self.log_path = log
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.mark = uuid.uuid4().hex
+        self.mark = f"{processes.RUN}.{uuid.uuid4().hex}"
         environment = host_environment({**config.environment, processes.MARK: self.mark})
         self._process: Launched = launcher.launch(
             config.command_line(self.port), environment, log, config.mounts
@@ -93,8 +94,12 @@ class Server:
         """Return all that the server has printed so far."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
-    def wait_until_serving(self, seconds: float = START_SECONDS) -> None:
+    def wait_until_serving(
+        self, seconds: float = START_SECONDS, waiting: Callable[[], None] | None = None
+    ) -> None:
         """Wait until requests are answered. Looks in a way that runs no forward.
+
+        ``waiting`` is called a few times a second.
 
         Raises:
             ServerEndedError: it ended.
@@ -107,6 +112,8 @@ class Server:
             try:
                 client.get(f"{self.url}/model_info", timeout=5)
             except (OSError, client.RefusedError):
+                if waiting is not None:
+                    waiting()
                 time.sleep(0.1)
             else:
                 return
@@ -131,37 +138,58 @@ class Server:
         Raises:
             AssertionError: a process or a shared-memory file was left. It is removed all the same.
         """
-        files = processes.shared_memory(self.pid, self.mark)
+        segments = self._segments()
         if self._process.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
             try:
                 self.wait_until_ended(STOP_SECONDS)
-            finally:
+            except TimeoutError:
                 self.kill()
+                raise
         left = processes.wait_until_gone(self.pid, self.mark, AFTERLIFE_SECONDS)
         self.kill()
         assert not left, f"left behind: {[str(process) for process in left]}\n{self.log()}"
-        for file in [file for file in files if file.name.startswith(SGLANG_LEFTOVER)]:
-            file.unlink(missing_ok=True)
-        names = sorted(str(file) for file in files if file.exists())
-        assert not names, f"left in /dev/shm: {names}"
+        remaining = _remove(segments)
+        assert not remaining, f"left in /dev/shm: {remaining}"
 
-    def kill(self) -> None:
-        """End whatever of the server still runs, at once."""
+    def kill(self, spare_the_writer: bool = False) -> None:
+        """End whatever of the server still runs, at once, as the kernel's OOM killer would.
+
+        With ``spare_the_writer`` our writer process, which has a session of its own, goes on.
+        """
+        segments = self._segments()
         for process in processes.of_server(self.pid, self.mark):
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+            if process.session == self.pid or not spare_the_writer:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        _remove(segments)
+
+    def _segments(self) -> set[Path]:
+        return processes.shared_memory(self.pid, self.mark)
+
+
+def _remove(segments: set[Path]) -> list[str]:
+    """Remove these segments; return the names of those that SGLang does not leave by itself."""
+    left = [segment for segment in segments if segment.exists()]
+    for segment in left:
+        segment.unlink(missing_ok=True)
+    return sorted(str(path) for path in left if not path.name.startswith(SGLANG_LEFTOVER))
 
 
 Serve = Callable[[Launcher, ServerConfig], AbstractContextManager[Server]]
 
 
 @contextmanager
-def serving(launcher: Launcher, config: ServerConfig, log: Path) -> Iterator[Server]:
+def serving(
+    launcher: Launcher,
+    config: ServerConfig,
+    log: Path,
+    waiting: Callable[[], None] | None = None,
+) -> Iterator[Server]:
     """Start a server, hand it over when it serves, and stop it with nothing left."""
     server = Server(launcher, config, log)
     try:
-        server.wait_until_serving()
+        server.wait_until_serving(waiting=waiting)
         yield server
     except BaseException:
         server.kill()
@@ -170,6 +198,9 @@ def serving(launcher: Launcher, config: ServerConfig, log: Path) -> Iterator[Ser
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Find a port below those that the kernel hands out by itself, so that it stays free."""
+    while True:
+        port = random.SystemRandom().randint(20000, 32000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -77,7 +77,9 @@ def build_tiny_model(path: Path, seed: int = 0) -> Path:
 
     import torch
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     generator = torch.Generator().manual_seed(seed)
     model = DeepseekV2ForCausalLM(DeepseekV2Config(**json.loads(json.dumps(CONFIG)))).float()
     with torch.no_grad():

@@ -179,7 +179,7 @@ def frame(data: bytes) -> bytes:
     [
         (b"abcd", [2, 1], "bfloat16", 2, "4 bytes are not 2 planes"),
         (b"abcd", [4], "bfloat16", 2, "4 bytes are not 2 planes"),
-        (b"abcd", [2, 2], "bfloat16", 1, "plane 0 has 2 bytes for 1 elements"),
+        (b"abcd", [2, 2], "bfloat16", 1, "plane 1 has 2 bytes for 1 elements"),
         (b"abc", [1, 2], "bfloat16", 2, "plane 0 has 1 bytes for 2 elements"),
         (b"abc", [2, 1], "bfloat16", 2, "plane 1 is no zstandard frame"),
         (b"", [0], "uint8", 2, "plane 0 is no zstandard frame"),

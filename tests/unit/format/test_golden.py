@@ -1,4 +1,4 @@
-"""Files that a released version wrote are read for ever, by this package and by the specification."""
+"""Files of a released version are read for ever, by this package and as the page says."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ def test_a_version_1_file_gives_the_bytes_it_was_written_with(file: str) -> None
         for name, stream in expected["streams"].items():
             assert reader.streams[name].dtype == stream["dtype"]
             assert list(reader.streams[name].shape) == stream["shape"]
-            assert [f"{start}:{stop}" for start, stop in reader.covered(name)] == list(
-                stream["rows"]
-            )
+            covered = [f"{start}:{stop}" for start, stop in reader.covered(name)]
+            assert covered == list(stream["rows"])
             for rows, bits in stream["rows"].items():
                 start, stop = map(int, rows.split(":"))
                 assert reader.read(name, start, stop).tobytes().hex() == bits

@@ -1,0 +1,145 @@
+"""Copy rows into the payload of a ring entry: plainly on a CPU, without waiting on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from hs_capture.capture.batch import Rows
+from hs_capture.errors import ConfigError
+from hs_capture.ring.layout import PAGE, EntryWord
+from hs_capture.ring.producer import Producer, Slot
+
+STAGING_BYTES = 128 * 1024**2
+"""Device memory for rows on their way into the ring."""
+
+
+class Copier(Protocol):
+    """Fills payloads. For each tensor the rows of all parts come back to back."""
+
+    splits_planes: bool
+    """Whether the bytes of a tensor's elements come one plane after the other (all first bytes,
+    then all second bytes, ...) instead of element by element."""
+    finishes_later: bool
+    """Whether the rows arrive after `copy` has returned; the entry's ready word then says when."""
+
+    largest_payload: int
+    """Bytes that one `copy` takes at the most."""
+
+    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
+        """Copy `parts` of each of `tensors` to the start of the payload of `slot`."""
+
+    def protect(self) -> None:
+        """Keep the tensors of the last `copy` as they are until they were read.
+
+        To be called before the next forward pass, which may reuse their memory.
+        """
+
+
+class HostCopier:
+    """For a server without a GPU: plain copies that are done when `copy` returns."""
+
+    splits_planes = False
+    finishes_later = False
+
+    def __init__(self, producer: Producer) -> None:
+        """A payload may fill the largest entry."""
+        self.largest_payload = producer.largest_entry
+
+    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
+        """See `Copier.copy`."""
+        rows = sum(part.stop - part.start for part in parts)
+        offset = 0
+        for tensor in tensors if rows else ():
+            size = rows * tensor.shape[-1] * tensor.itemsize
+            payload = torch.frombuffer(slot.payload[offset : offset + size], dtype=tensor.dtype)
+            target = payload.view(rows, -1)
+            for row, source, count in runs(parts):
+                target[row : row + count].copy_(tensor[source : source + count])
+            offset += size
+
+    def protect(self) -> None:
+        """Nothing is left to read when `copy` has returned."""
+
+
+class DeviceCopier:
+    """For a server on a GPU.
+
+    The planes are split on the device, on a stream of their own, and copied from there into the
+    ring, which is registered as pinned memory. Neither the server's stream nor its thread waits.
+    """
+
+    splits_planes = True
+    finishes_later = True
+
+    def __init__(self, producer: Producer, device: torch.device) -> None:
+        """Pin the ring and take `largest_payload` bytes of device memory, all that is ever taken.
+
+        Raises:
+            ConfigError: the ring cannot be registered with CUDA.
+        """
+        self._ring = torch.frombuffer(producer.region.map, dtype=torch.uint8)
+        self._capacity = producer.region.capacity
+        code = torch.cuda.cudart().cudaHostRegister(self._ring.data_ptr(), self._ring.numel(), 0)
+        if int(code) != 0:
+            raise ConfigError(
+                f"SGLANG_HS_BUFFER: CUDA cannot register the ring of {self._capacity} bytes as "
+                f"pinned memory (cudaHostRegister returned {int(code)}); set a smaller buffer"
+            )
+        self.largest_payload = min(producer.largest_entry, STAGING_BYTES)
+        self._staging = torch.empty(self.largest_payload, dtype=torch.uint8, device=device)
+        self._ready = torch.ones(1, dtype=torch.int64, device=device)
+        self._stream = torch.cuda.Stream(device)
+        self._were_read = torch.cuda.Event()
+
+    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
+        """See `Copier.copy`. One stream does all copies in order, so one staging buffer serves."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            size = self._stage(parts, tensors)
+            self._were_read.record()
+            entry = PAGE + slot.position % self._capacity
+            payload = entry + slot.shape.payload_offset
+            self._ring[payload : payload + size].copy_(self._staging[:size], non_blocking=True)
+            ready = entry + 8 * EntryWord.READY
+            self._ring[ready : ready + 8].view(torch.int64).copy_(self._ready, non_blocking=True)
+
+    def protect(self) -> None:
+        """See `Copier.protect`: the server's stream waits on the device, the thread does not."""
+        torch.cuda.current_stream().wait_event(self._were_read)
+
+    def _stage(self, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> int:
+        """Split the rows into planes in the staging buffer; return how many bytes they are."""
+        rows = sum(part.stop - part.start for part in parts)
+        offset = 0
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+            size = rows * tensor.shape[-1] * tensor.itemsize
+            planes = self._staging[offset : offset + size].view(tensor.itemsize, rows, -1)
+            split_planes(tensor, parts, planes)
+            offset += size
+        return offset
+
+
+def split_planes(tensor: torch.Tensor, parts: Sequence[Rows], planes: torch.Tensor) -> None:
+    """Write the rows of `parts` to `planes`, uint8 [bytes an element, rows, width]."""
+    for row, source, count in runs(parts):
+        rows = tensor[source : source + count].view(torch.uint8)
+        elements = rows.unflatten(-1, (-1, tensor.itemsize))
+        planes[:, row : row + count].copy_(elements.permute(2, 0, 1))
+
+
+def runs(parts: Sequence[Rows]) -> Iterator[tuple[int, int, int]]:
+    """Yield (row in the payload, row in the tensor, rows) for parts, neighbours joined."""
+    row, start, count = 0, 0, 0
+    for part in parts:
+        if count and part.row == start + count:
+            count += part.stop - part.start
+            continue
+        if count:
+            yield row, start, count
+        row, start, count = row + count, part.row, part.stop - part.start
+    if count:
+        yield row, start, count

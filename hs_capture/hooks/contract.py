@@ -1,0 +1,222 @@
+"""The names of SGLang that the hooks rely on, as data.
+
+``broken`` checks them against SGLang's source. It runs over every supported release in the tests,
+and at the start of a server whose SGLang is none of those.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hs_capture.hooks.source import (
+    Attributes,
+    Constant,
+    Function,
+    OneOf,
+    Part,
+    Plain,
+    Source,
+    Spread,
+    Where,
+)
+
+DEEPSEEK = "srt/models/deepseek_v2.py"
+LOGITS = "srt/layers/logits_processor.py"
+RUNNER = "srt/model_executor/model_runner.py"
+BATCH = "srt/model_executor/forward_batch_info.py"
+SCHEDULE = "srt/managers/schedule_batch.py"
+CONTEXT = "srt/runtime_context.py"
+RANKS = "srt/distributed/parallel_state.py"
+DP = "srt/layers/dp_attention.py"
+GRAPHS = "srt/model_executor/cuda_graph_config.py"
+
+SERVER_ARGS_FILES = ("srt/server_args.py", "srt/arg_groups/fields/*.py")
+"""Where the fields of ServerArgs are: in the class, or in groups from 0.5.20 on."""
+
+
+def _server_args(*names: str) -> Spread:
+    return Spread("ServerArgs", SERVER_ARGS_FILES, names)
+
+
+CONTRACT: tuple[Part, ...] = (
+    # hooks/model.py
+    Function(DEEPSEEK, "DeepseekV2ForCausalLM.__init__", ("self", "config")),
+    Attributes(
+        DEEPSEEK,
+        "DeepseekV2ForCausalLM",
+        ("pp_group", "config", "model", "logits_processor", "capture_aux_hidden_states"),
+    ),
+    Function(
+        DEEPSEEK,
+        "DeepseekV2ForCausalLM.forward",
+        contains=(
+            "self.capture_aux_hidden_states",
+            "hidden_states, aux_hidden_states = hidden_states",
+            (
+                "self.logits_processor(input_ids, hidden_states, self.lm_head, forward_batch, "
+                "aux_hidden_states)"
+            ),
+        ),
+    ),
+    Function(
+        DEEPSEEK,
+        "DeepseekV2Model.forward",
+        ("self", "input_ids", "positions", "forward_batch"),
+        contains=("i in self.layers_to_capture", "self.norm"),
+    ),
+    Attributes(DEEPSEEK, "DeepseekV2Model", ("layers_to_capture", "norm", "start_layer")),
+    Function(
+        LOGITS,
+        "LogitsProcessor.forward",
+        ("self", "input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states"),
+    ),
+    Attributes("srt/layers/layernorm.py", "RMSNorm", ("weight", "variance_epsilon")),
+    OneOf(
+        "states of the layers",
+        (
+            # The layer hands them out when they are complete.
+            (
+                Function(
+                    DEEPSEEK,
+                    "DeepseekV2DecoderLayer.forward",
+                    named=("captured_last_layer_outputs",),
+                ),
+            ),
+            # The model adds up what it finds between two layers.
+            (
+                Function(
+                    DEEPSEEK, "DeepseekV2Model.forward", contains=("hidden_states + residual",)
+                ),
+            ),
+        ),
+    ),
+    # hooks/layers.py asks SGLang's own rule, on a stand-in that has these attributes alone.
+    Function(
+        DEEPSEEK,
+        "DeepseekV2ForCausalLM.set_eagle3_layers_to_capture",
+        ("self", "layer_ids"),
+        contains=("self.model.layers_to_capture", "self.pp_group.is_last_rank"),
+        reads_only=frozenset({"pp_group", "config", "model", "capture_aux_hidden_states"}),
+    ),
+    Where(
+        Attributes("srt/speculative/spec_info.py", "SpeculativeAlgorithm", ("DFLASH",)),
+        (
+            Function(
+                DEEPSEEK,
+                "DeepseekV2ForCausalLM.set_dflash_layers_to_capture",
+                ("self", "layer_ids"),
+                contains=("self.model.layers_to_capture",),
+            ),
+        ),
+    ),
+    # hooks/runner.py and hooks/session.py
+    Function(RUNNER, "ModelRunner.load_model", ("self",)),
+    Function(RUNNER, "ModelRunner.forward", ("self", "forward_batch")),
+    Attributes(RUNNER, "ModelRunner", ("is_draft_worker", "server_args", "model_config", "model")),
+    Attributes("srt/configs/model_config.py", "ModelConfig", ("dtype", "context_len")),
+    Function(BATCH, "ForwardBatch.init_new", ("cls", "batch", "model_runner")),
+    Attributes(BATCH, "ForwardBatch", ("forward_mode",)),
+    Attributes(BATCH, "ForwardMode", ("EXTEND", "MIXED", "SPLIT_PREFILL", "DECODE", "IDLE")),
+    # hooks/requests.py
+    Attributes(
+        SCHEDULE, "Req", ("rid", "origin_input_ids", "origin_input_ids_unpadded", "cached_tokens")
+    ),
+    Plain(SCHEDULE, "Req"),
+    Constant("srt/constants.py", "HEALTH_CHECK_RID_PREFIX", "HEALTH_CHECK"),
+    OneOf(
+        "rows of a batch",
+        (
+            (
+                Function(BATCH, "ForwardBatch.init_new", annotated=(("batch", "ScheduleBatch"),)),
+                Attributes(
+                    SCHEDULE,
+                    "ScheduleBatch",
+                    ("reqs", "forward_mode", "prefix_lens", "extend_lens"),
+                ),
+            ),
+            (
+                Function(
+                    BATCH, "ForwardBatch.init_new", annotated=(("batch", "ModelWorkerBatch"),)
+                ),
+                Attributes(
+                    SCHEDULE,
+                    "ModelWorkerBatch",
+                    ("reqs", "forward_mode", "extend_prefix_lens", "extend_seq_lens"),
+                ),
+            ),
+        ),
+    ),
+    # hooks/compat.py
+    Function(RANKS, "get_pp_group"),
+    Attributes(RANKS, "GroupCoordinator", ("is_last_rank",)),
+    OneOf(
+        "ranks of a process",
+        (
+            (
+                Function(CONTEXT, "get_parallel"),
+                Attributes(
+                    CONTEXT,
+                    "ParallelContext",
+                    ("tp_rank", "pp_rank", "attn_tp_rank", "attn_dp_rank", "attn_cp_rank"),
+                ),
+            ),
+            (
+                Function(RANKS, "get_tensor_model_parallel_rank"),
+                Function(RANKS, "get_pipeline_model_parallel_rank"),
+                Function(DP, "get_attention_tp_rank"),
+                Function(DP, "get_attention_dp_rank"),
+                Function(DP, "get_attention_cp_rank"),
+            ),
+        ),
+    ),
+    OneOf(
+        "how prefill runs",
+        (
+            (
+                Function(GRAPHS, "check_cuda_graph_backend", ("phase", "backend")),
+                Attributes(GRAPHS, "Phase", ("PREFILL",)),
+                Attributes(GRAPHS, "Backend", ("TC_PIECEWISE",)),
+            ),
+            (_server_args("disable_piecewise_cuda_graph"),),
+        ),
+    ),
+    _server_args(
+        "tp_size",
+        "speculative_algorithm",
+        "enable_two_batch_overlap",
+        "enable_attn_tp_input_scattered",
+        "attn_cp_size",
+        "disaggregation_mode",
+    ),
+    OneOf(
+        "context parallelism",
+        ((_server_args("enable_prefill_cp"),), (_server_args("enable_prefill_context_parallel"),)),
+    ),
+    # Options that came later, each known by something else that came with it.
+    Where(
+        Function("srt/layers/layernorm_sp.py", "layernorm_sp_enabled"),
+        (_server_args("enable_layernorm_sp"),),
+    ),
+    Where(
+        Function(LOGITS, "LogitsProcessor._check_aux_hidden_states"),
+        (_server_args("enable_return_aux_hidden_states"),),
+    ),
+    Where(
+        Function(DEEPSEEK, "DeepseekV2Model.forward", contains=("hidden_states + residual",)),
+        (_server_args("enable_flashinfer_allreduce_fusion", "enable_aiter_allreduce_fusion"),),
+    ),
+)
+
+
+def broken(root: Path) -> list[str]:
+    """Return what of the contract the SGLang in `root` does not keep; nothing if it keeps all.
+
+    `root` is the folder of the package ``sglang``. Each entry names the file, the class and the
+    name, and says what was expected. Nothing is imported.
+    """
+    return broken_in(Source(root))
+
+
+def broken_in(source: Source) -> list[str]:
+    """Return what of the contract `source` does not keep, as ``broken`` does."""
+    return [text for part in CONTRACT for text in part.broken(source)]

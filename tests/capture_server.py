@@ -1,0 +1,266 @@
+"""The server's half of the pipeline without SGLang: real ring, real writer process, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from typing_extensions import Self
+
+from capture_files import METADATA, RUN, write_run
+from harness import processes
+from hs_capture import Capture, CaptureStore, open_store
+from hs_capture.capture.batch import Batch, Request, Rows, batch_of
+from hs_capture.capture.copier import HostCopier, split_planes
+from hs_capture.capture.launcher import WriterLauncher
+from hs_capture.capture.tap import Overload, Tap
+from hs_capture.format.index import IndexEntry, read_index
+from hs_capture.format.metadata import CaptureMetadata, layer_stream
+from hs_capture.format.run import Status
+from hs_capture.ring.layout import EntryWord
+from hs_capture.ring.message import StreamSpec
+from hs_capture.ring.producer import Producer, Slot
+from hs_capture.writer.config import WriterConfig
+
+HIDDEN = 256
+LAYERS = (1, 3, 4)
+STREAMS = 4
+ROW_BYTES = STREAMS * HIDDEN * 4
+RING = 1 << 20
+LONGEST = 2000
+SECONDS = 30.0
+"""Longest time that anything here may take."""
+
+Extent = tuple[Request, int, int]
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    """Wait for something that takes a moment."""
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline, f"{what} has not come in {SECONDS} s"
+        time.sleep(0.005)
+
+
+def prompt(key: int, length: int, rid: str | None = None, cached: int = 0) -> Request:
+    """A request whose token ids tell it apart."""
+    ids = np.arange(length, dtype=np.int64) + 1000 * key
+    return Request(key, f"r{key}" if rid is None else rid, ids, cached)
+
+
+def truth(request: Request, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The states of `request`, [T, streams, H]: the aux layers, then the final state."""
+    chance = torch.Generator().manual_seed(request.key + 1)
+    shape = (request.num_tokens, STREAMS, HIDDEN)
+    return torch.randn(shape, generator=chance).to(dtype)
+
+
+class LatePlanes(HostCopier):
+    """What a GPU does, on the CPU: byte planes, and the ready word is set some time afterwards."""
+
+    splits_planes = True
+    finishes_later = True
+
+    def __init__(self, producer: Producer) -> None:
+        super().__init__(producer)
+        self._region = producer.region
+
+    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
+        rows = sum(part.stop - part.start for part in parts)
+        staged = []
+        for tensor in tensors:
+            planes = torch.empty(tensor.itemsize, rows, tensor.shape[-1], dtype=torch.uint8)
+            split_planes(tensor, parts, planes)
+            staged.append(planes.flatten())
+        arriving = torch.cat(staged)
+
+        def arrive() -> None:
+            target = torch.frombuffer(slot.payload, dtype=torch.uint8)
+            target[: len(arriving)].copy_(arriving)
+            self._region.words(slot.position % self._region.capacity)[EntryWord.READY] = 1
+
+        threading.Timer(0.05, arrive).start()
+
+
+class CaptureServer:
+    """Sends batches as a server does. Leaving the block is the server's end."""
+
+    def __init__(
+        self,
+        dump: Path,
+        *,
+        buffer: int = RING,
+        block: bool = True,
+        timeout: float = SECONDS,
+        dtype: str = "float32",
+        reserve: int = 0,
+        late_planes: bool = False,
+    ) -> None:
+        run = replace(RUN, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS)
+        self.dump = dump
+        self.run_dir = write_run(dump, run)
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.producer = Producer(buffer)
+        self.copier = (LatePlanes if late_planes else HostCopier)(self.producer)
+        names = [*map(layer_stream, LAYERS), "final.pre_norm"]
+        self.streams = tuple(StreamSpec(name, dtype, HIDDEN) for name in names)
+        metadata = replace(
+            METADATA, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS, final=("pre_norm",)
+        )
+        self.mark = secrets.token_hex(8)
+        self.config = WriterConfig(
+            ring=-1,
+            bell=-1,
+            run_dir=str(self.run_dir),
+            rank="tp0",
+            file_mode=0o600,
+            reserve_bytes=reserve,
+            workers=2,
+            server_pid=os.getpid(),
+            streams=self.streams,
+            splits_planes=self.copier.splits_planes,
+            metadata=_of_run(metadata),
+        )
+        self.launcher = WriterLauncher(
+            self.producer, self.config, {**os.environ, processes.MARK: self.mark}
+        )
+        self.tap = Tap(
+            self.producer,
+            self.launcher,
+            self.streams,
+            self.copier,
+            Overload(block, timeout),
+            LONGEST,
+        )
+
+    def __enter__(self) -> Self:
+        self.launcher.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.launcher.hang_up()
+        if error is not None:
+            # The writer may be frozen; the error is what is to be seen.
+            for pid in self.writers():
+                os.kill(pid, signal.SIGKILL)
+        left = processes.wait_until_gone(-1, self.mark, SECONDS)
+        for process in left:
+            os.kill(process.pid, signal.SIGKILL)
+        os.close(self.producer.descriptor)
+        assert not left, "the writer did not end"
+
+    def prefill(self, *extents: Extent, padding: int = 0) -> Batch:
+        """Run one forward pass of (request, prefix length, extend length)."""
+        batch = batch_of(extents)
+        self.tap.capture(batch, self.states(*extents, padding=padding))
+        return batch
+
+    def states(self, *extents: Extent, padding: int = 0) -> list[torch.Tensor]:
+        """What the model hands over: the aux layers are strided views of one packed tensor."""
+        rows = [self._rows(*extent) for extent in extents]
+        rows.append(torch.full((padding, STREAMS, HIDDEN), torch.nan, dtype=self.dtype))
+        flat = torch.cat(rows).reshape(-1, STREAMS * HIDDEN)
+        return [*torch.split(flat, HIDDEN, dim=-1)]
+
+    def _rows(self, request: Request, prefix: int, extend: int) -> torch.Tensor:
+        """Rows beyond the prompt belong to generated tokens: nobody may store them."""
+        known = truth(request, self.dtype)[prefix : prefix + extend]
+        beyond = torch.full((extend - len(known), STREAMS, HIDDEN), torch.inf, dtype=self.dtype)
+        return torch.cat([known, beyond])
+
+    @property
+    def drained(self) -> bool:
+        """Whether the writer needs nothing in the ring any more."""
+        return self.producer.free == self.producer.region.capacity
+
+    def wait_drained(self) -> None:
+        """Wait until the writer has stored all that was sent."""
+        wait_until(lambda: self.drained, "an empty ring")
+
+    def writer_pid(self) -> int:
+        """The process id of the writer that runs now."""
+        wait_until(lambda: len(self.writers()) == 1, "one writer")
+        return self.writers()[0]
+
+    def writers(self) -> list[int]:
+        """The process ids of all writers that run."""
+        return [process.pid for process in processes.of_server(-1, self.mark)]
+
+    def stop_writer(self) -> int:
+        """Freeze the writer; the ring then fills up."""
+        pid = self.writer_pid()
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    def kill_writer(self) -> None:
+        """Kill the writer, as a machine short of memory does, and wait until it is gone."""
+        pid = self.writer_pid()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pid not in self.writers(), "the end of the writer")
+
+    def counter(self, name: str) -> int:
+        """What the server has counted."""
+        return self.producer.region.counters()[name]
+
+    def status(self) -> Status:
+        """The writer's status file."""
+        return Status.read(self.run_dir / "status-tp0.json")
+
+    def index(self) -> list[IndexEntry]:
+        """The lines of the index."""
+        return read_index(self.run_dir / "index-tp0.jsonl")
+
+    def store(self) -> CaptureStore:
+        """What a reader sees."""
+        return open_store(self.dump)
+
+
+def assert_rows(capture: Capture, request: Request, start: int, stop: int) -> None:
+    """Rows [start, stop) of the capture are the request's own, bit for bit."""
+    expected = truth(request, capture.dtype)[start:stop]
+    assert torch.equal(capture.aux_hidden_states((start, stop)), expected[:, :-1])
+    assert torch.equal(capture.last_hidden_states("pre_norm", (start, stop)), expected[:, -1])
+    assert capture.input_ids.tolist() == request.input_ids.tolist()
+    assert capture.rid == request.rid
+
+
+def assert_complete(capture: Capture, request: Request) -> None:
+    """The capture holds all rows of `request`."""
+    assert (capture.complete, capture.incomplete_reason, capture.missing) == (True, None, [])
+    assert capture.num_tokens == request.num_tokens
+    assert_rows(capture, request, 0, request.num_tokens)
+
+
+def assert_incomplete(
+    capture: Capture, request: Request, reason: str, missing: list[tuple[int, int]]
+) -> None:
+    """The capture says what is missing and why; the rest is right."""
+    assert (capture.complete, capture.incomplete_reason) == (False, reason)
+    assert capture.missing == missing
+    at = 0
+    for start, stop in [*missing, (request.num_tokens, 0)]:
+        if at < start:
+            assert_rows(capture, request, at, start)
+        at = stop
+
+
+def _of_run(metadata: CaptureMetadata) -> dict[str, object]:
+    """The part of the metadata that is the same for every capture."""
+    own = {"rid", "sequence", "num_tokens", "complete", "incomplete_reason", "missing"}
+    fields = json.loads(json.dumps(asdict(metadata)))
+    return {name: fields[name] for name in fields if name not in {*own, "captured_at"}}

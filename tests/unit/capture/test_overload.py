@@ -1,0 +1,136 @@
+"""A ring that is full because the writer cannot keep up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from capture_server import CaptureServer, assert_complete, assert_incomplete, prompt, wait_until
+
+MANY = 12
+"""Requests of 40 rows; about six of them fill the ring."""
+
+
+def _fill(server: CaptureServer) -> None:
+    """Send more than the ring holds."""
+    for key in range(MANY):
+        server.prefill((prompt(key, 40), 0, 40))
+
+
+def _assert_all_told(server: CaptureServer) -> int:
+    """Every request has a capture; return how many of them lack their dropped rows."""
+    store = server.store()
+    assert sorted(store.rids()) == sorted(f"r{key}" for key in range(MANY))
+    dropped = 0
+    for key in range(MANY):
+        capture, request = store[f"r{key}"], prompt(key, 40)
+        if capture.complete:
+            assert_complete(capture, request)
+        else:
+            assert_incomplete(capture, request, "dropped", [(0, 40)])
+            dropped += 1
+    assert [line.incomplete_reason for line in server.index()].count("dropped") == dropped
+    assert server.counter("rows_dropped") == 40 * dropped
+    assert server.status().counters["rows_dropped"] == 40 * dropped
+    return dropped
+
+
+def test_the_server_is_held_up_until_there_is_room(tmp_path: Path) -> None:
+    with CaptureServer(tmp_path, block=True) as server:
+        pid = server.stop_writer()
+
+        def let_go() -> None:
+            wait_until(lambda: server.counter("blocked_microseconds") > 20_000, "a full ring")
+            os.kill(pid, signal.SIGCONT)
+
+        later = threading.Thread(target=let_go)
+        later.start()
+        _fill(server)
+        later.join()
+    assert _assert_all_told(server) == 0
+
+
+def test_after_the_timeout_rows_are_dropped_without_further_waiting(tmp_path: Path) -> None:
+    """The wait is paid once, not by every pass, and word of each dropped request goes out."""
+    with CaptureServer(tmp_path, block=True, timeout=0.4) as server:
+        pid = server.stop_writer()
+        started = time.monotonic()
+        _fill(server)
+        assert time.monotonic() - started >= 0.4
+        # Counted a millisecond a look: more than one pass that waits would go beyond.
+        assert 0 < server.counter("blocked_microseconds") <= 400_000
+        os.kill(pid, signal.SIGCONT)
+    assert _assert_all_told(server) >= 4
+
+
+def test_once_the_ring_is_half_empty_rows_are_taken_again(tmp_path: Path) -> None:
+    with CaptureServer(tmp_path, block=True, timeout=0.05) as server:
+        pid = server.stop_writer()
+        _fill(server)
+        os.kill(pid, signal.SIGCONT)
+        server.wait_drained()
+        request = prompt(90, 30)
+        server.prefill((request, 0, 30))
+    assert_complete(server.store()["r90"], request)
+
+
+def test_the_server_never_waits_where_rows_may_be_dropped(tmp_path: Path) -> None:
+    with CaptureServer(tmp_path, block=False, timeout=30) as server:
+        pid = server.stop_writer()
+        _fill(server)
+        assert server.counter("blocked_microseconds") == 0
+        os.kill(pid, signal.SIGCONT)
+    assert _assert_all_told(server) >= 4
+
+
+def test_a_request_loses_only_the_chunks_that_found_no_room(tmp_path: Path) -> None:
+    request = prompt(50, 80)
+    with CaptureServer(tmp_path, block=False) as server:
+        server.prefill((request, 0, 20))
+        server.wait_drained()
+        pid = server.stop_writer()
+        _fill(server)
+        server.prefill((request, 20, 40))
+        os.kill(pid, signal.SIGCONT)
+        server.wait_drained()
+        server.prefill((request, 60, 20))
+    assert_incomplete(server.store()["r50"], request, "dropped", [(20, 60)])
+
+
+def test_word_that_finds_no_room_at_all_goes_out_later(tmp_path: Path) -> None:
+    """So many requests are dropped that not even the share kept for word of them holds it."""
+    long = [prompt(100 + i, 1800) for i in range(40)]
+    with CaptureServer(tmp_path, block=False) as server:
+        pid = server.stop_writer()
+        _fill(server)
+        for request in long:
+            server.prefill((request, 0, 40))
+        server.tap.forget([request.key for request in long])
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: server.producer.free > 500_000, "room in the ring")
+        last = prompt(99, 3)
+        server.prefill((last, 0, 3))
+        server.wait_drained()
+        server.tap.forget([])
+    store = server.store()
+    assert len(store) == MANY + len(long) + 1
+    for request in long:
+        assert_incomplete(store[request.rid], request, "dropped", [(0, 1800)])
+    assert_complete(store["r99"], last)
+
+
+def test_a_writer_that_dies_while_the_ring_is_full_is_replaced(tmp_path: Path) -> None:
+    """A full file system stops the writer from taking anything; even word of losses waits."""
+    with CaptureServer(tmp_path, block=False, reserve=1 << 60) as server:
+        _fill(server)
+        for key in range(100, 140):
+            server.prefill((prompt(key, 1800), 0, 40))
+        before = server.producer.free
+        server.kill_writer()
+        server.prefill((prompt(90, 40), 0, 40))
+        assert server.counter("writer_restarts") == 1
+        assert server.producer.free == before
+        server.kill_writer()

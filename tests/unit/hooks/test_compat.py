@@ -1,0 +1,135 @@
+"""Which SGLang releases and server settings capture can be right with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hs_capture.errors import ConfigError
+from hs_capture.hooks.compat import (
+    TESTED_RELEASES,
+    Host,
+    Ranks,
+    extents,
+    require_layers,
+    require_no_obstacle,
+    require_release,
+)
+from matrix import page
+
+
+@pytest.mark.parametrize("version", ["0.5.9", "0.5.9.post2", "0.5.4", "0.4.9", "0.5"])
+def test_releases_before_the_first_right_one_are_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match=f"SGLang {version} is older than 0.5.10, .* upgrade"):
+        require_release(version, None)
+
+
+@pytest.mark.parametrize("version", TESTED_RELEASES)
+def test_a_tested_release_has_no_note_and_its_source_is_not_read(version: str) -> None:
+    assert require_release(version, Path("/nowhere")) == ()
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.24.dev3+g1234", "0.6.0", "1.0"])
+def test_another_release_is_noted_when_its_source_is_not_to_be_had(version: str) -> None:
+    assert require_release(version, None) == (
+        f"SGLang {version} is not among the tested releases, 0.5.10 to {TESTED_RELEASES[-1]}",
+    )
+
+
+def test_another_release_is_refused_when_its_source_lacks_names(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ModelRunner\.load_model: expected a function"):
+        require_release("0.6.0", tmp_path)
+
+
+def host(
+    layers_hand_out_states: bool = True, compiles_prefill: bool = False, **settings: object
+) -> Host:
+    return Host(SimpleNamespace(**settings), layers_hand_out_states, compiles_prefill)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"speculative_algorithm": "EAGLE3"}, "--speculative-algorithm"),
+        ({"enable_return_aux_hidden_states": True}, "--enable-return-aux-hidden-states"),
+        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
+        ({"enable_attn_tp_input_scattered": True}, "--enable-attn-tp-input-scattered"),
+        ({"enable_layernorm_sp": True}, "--enable-layernorm-sp"),
+        ({"enable_prefill_cp": True}, "--enable-prefill-cp"),
+        ({"enable_nsa_prefill_context_parallel": True}, "--enable-prefill-cp and its older names"),
+        ({"attn_cp_size": 2}, "--attn-cp-size"),
+        ({"disaggregation_mode": "decode"}, "prefill server"),
+    ],
+)
+def test_settings_that_make_rows_wrong_are_refused(setting: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        require_no_obstacle(host(**setting))
+
+
+def test_plain_settings_and_missing_ones_are_fine() -> None:
+    require_no_obstacle(host())
+    require_no_obstacle(
+        host(speculative_algorithm=None, attn_cp_size=1, disaggregation_mode="prefill")
+    )
+
+
+def test_partial_sums_are_refused_with_the_way_out() -> None:
+    """Where the model adds up the states itself, fused all-reduce leaves them partial sums."""
+    with pytest.raises(ConfigError, match="--enforce-disable-flashinfer-allreduce-fusion"):
+        require_no_obstacle(host(False, False, tp_size=8, enable_flashinfer_allreduce_fusion=True))
+    with pytest.raises(ConfigError, match="without --enable-aiter-allreduce-fusion"):
+        require_no_obstacle(host(False, False, tp_size=2, enable_aiter_allreduce_fusion=True))
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        host(True, False, tp_size=8, enable_flashinfer_allreduce_fusion=True),
+        host(False, False, tp_size=1, enable_flashinfer_allreduce_fusion=True),
+        host(False, False, tp_size=8, enable_flashinfer_allreduce_fusion=False),
+    ],
+    ids=["layers-hand-out-states", "one-rank", "fusion-off"],
+)
+def test_whole_sums_are_not_refused(fine: Host) -> None:
+    require_no_obstacle(fine)
+
+
+def test_compiled_prefill_is_refused_with_the_flag_for_each_release() -> None:
+    with pytest.raises(ConfigError, match=r"--disable-prefill-cuda-graph .*--disable-piecewise"):
+        require_no_obstacle(host(compiles_prefill=True))
+
+
+def test_every_obstacle_is_named_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"--enable-two-batch-overlap .*; SGLang is about to"):
+        require_no_obstacle(host(compiles_prefill=True, enable_two_batch_overlap=True))
+
+
+def test_the_embedding_is_refused_where_only_sums_can_be_had() -> None:
+    require_layers((-1, 3), hand_out_states=True)
+    require_layers((0, 3), hand_out_states=False)
+    with pytest.raises(ConfigError, match=r"SGLANG_HS_LAYERS: layer -1, .* SGLang 0\.5\.14"):
+        require_layers((-1, 3), hand_out_states=False)
+
+
+def test_extents_are_read_from_either_kind_of_batch() -> None:
+    """A batch of the scheduler, or the copy of it that was handed on before SGLang 0.5.13."""
+    new = SimpleNamespace(reqs=["a", "b"], prefix_lens=[0, 4], extend_lens=[3, 2])
+    old = SimpleNamespace(reqs=["a", "b"], extend_prefix_lens=[0, 4], extend_seq_lens=[3, 2])
+    assert list(extents(new)) == list(extents(old)) == [("a", 0, 3), ("b", 4, 2)]
+    with pytest.raises(ValueError, match="shorter"):
+        list(extents(SimpleNamespace(reqs=["a", "b"], prefix_lens=[0], extend_lens=[1])))
+
+
+def test_the_documentation_lists_the_refusals() -> None:
+    assert page.written("refusals") == page.refusals()
+
+
+def test_one_rank_of_an_attention_group_writes_and_its_name_tells_it_apart() -> None:
+    first = Ranks(tp=0, pp=1, dp=2, attention_tp=0, attention_dp=2, attention_cp=0)
+    assert first.holds_full_rows
+    assert first.name == "dp2-pp1-tp0"
+    assert not Ranks(1, 0, 0, attention_tp=1, attention_dp=0, attention_cp=0).holds_full_rows
+    assert not Ranks(1, 0, 0, attention_tp=0, attention_dp=0, attention_cp=1).holds_full_rows
+    assert Ranks(4, 0, 0, attention_tp=0, attention_dp=1, attention_cp=0).name == "dp1-pp0-tp4"

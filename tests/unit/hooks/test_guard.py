@@ -1,0 +1,40 @@
+"""Nothing of ours raises into the server."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from hs_capture.hooks.guard import Guard
+
+
+def test_an_error_ends_the_block_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    guard, told = Guard(), []
+    guard.tell = lambda text, loud: told.append((text, loud))
+    done = []
+    for i in range(2):
+        with guard("counting"):
+            raise ValueError(f"no {i}")
+        done.append(i)
+    assert done == [0, 1]
+    assert told == [("counting: ValueError: no 0", True), ("counting: ValueError: no 1", False)]
+    assert len(caplog.records) == 1
+    assert caplog.records[0].name == "hs_capture"
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_an_error_while_telling_is_swallowed_too() -> None:
+    def tell(text: str, loud: bool) -> None:
+        raise OSError("the ring is gone")
+
+    guard = Guard()
+    guard.tell = tell
+    with guard("counting"):
+        raise ValueError("no")
+
+
+def test_an_exit_goes_through() -> None:
+    """A server that is told to stop must stop."""
+    with pytest.raises(SystemExit), Guard()("counting"):
+        raise SystemExit(1)

@@ -1,0 +1,167 @@
+"""Whose rows a batch has, from stand-ins with the attributes of SGLang's requests."""
+
+from __future__ import annotations
+
+import gc
+from enum import Enum, auto
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hs_capture.capture.batch import Batch
+from hs_capture.hooks.requests import RequestBook
+
+
+class Mode(Enum):
+    EXTEND = auto()
+    MIXED = auto()
+    SPLIT_PREFILL = auto()
+    DECODE = auto()
+    IDLE = auto()
+    TARGET_VERIFY = auto()
+
+
+class Req:
+    """What the book reads of a request."""
+
+    def __init__(self, rid: str, tokens: list[int], cached: int = 0) -> None:
+        self.rid = rid
+        self.origin_input_ids = tokens
+        self.origin_input_ids_unpadded = tokens
+        self.cached_tokens = cached
+
+
+def batch(*extents: tuple[Req, int, int], mode: Mode = Mode.EXTEND) -> Any:
+    """A scheduler's batch of (request, prefix length, extend length)."""
+    return SimpleNamespace(
+        forward_mode=mode,
+        reqs=[req for req, _, _ in extents],
+        prefix_lens=[prefix for _, prefix, _ in extents],
+        extend_lens=[extend for _, _, extend in extents],
+    )
+
+
+def rows(snapshot: Batch) -> list[tuple[str, int, int, int]]:
+    return [(r.request.rid, r.start, r.stop, r.row) for r in snapshot.rows]
+
+
+def test_rows_follow_each_other_in_batch_order() -> None:
+    book = RequestBook(None)
+    a, b = Req("a", [5, 6, 7], cached=1), Req("b", [8, 9])
+    snapshot = book.snapshot(batch((a, 1, 2), (b, 0, 2)))
+    assert rows(snapshot) == [("a", 1, 3, 0), ("b", 0, 2, 2)]
+    assert snapshot.total_rows == 4
+    request = snapshot.rows[0].request
+    assert request.input_ids.dtype == np.int64
+    assert request.input_ids.tolist() == [5, 6, 7]
+    assert (request.num_tokens, request.cached_tokens) == (3, 1)
+    assert all(r.last for r in snapshot.rows)
+
+
+def test_chunks_of_a_request_share_its_key_and_only_the_last_ends_it() -> None:
+    book = RequestBook(None)
+    req = Req("a", list(range(10)))
+    first = book.snapshot(batch((req, 0, 6))).rows[0]
+    second = book.snapshot(batch((req, 6, 4))).rows[0]
+    assert first.request is second.request
+    assert (first.last, second.last) == (False, True)
+
+
+@pytest.mark.parametrize("mode", [Mode.EXTEND, Mode.MIXED, Mode.SPLIT_PREFILL])
+def test_every_mode_that_computes_prompts_has_rows(mode: Mode) -> None:
+    assert rows(RequestBook(None).snapshot(batch((Req("a", [1]), 0, 1), mode=mode)))
+
+
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.IDLE, Mode.TARGET_VERIFY])
+def test_other_modes_have_none(mode: Mode) -> None:
+    """Their batches need not even have requests with lengths."""
+    stand_in = SimpleNamespace(forward_mode=mode, reqs=None, prefix_lens=None, extend_lens=None)
+    assert RequestBook(None).snapshot(stand_in).rows == ()
+
+
+def test_decode_rows_in_a_mixed_batch_are_left_out_and_counted() -> None:
+    """A decoding request brings one row, which lies beyond its prompt."""
+    book = RequestBook(None)
+    decoding, new = Req("decoding", [1, 2, 3]), Req("new", [4, 5])
+    snapshot = book.snapshot(batch((decoding, 5, 1), (new, 0, 2), mode=Mode.MIXED))
+    assert rows(snapshot) == [("new", 0, 2, 1)]
+    assert snapshot.total_rows == 3
+
+
+def test_tokens_that_a_retracted_request_generated_are_left_out() -> None:
+    """It is prefilled again with what it has generated; the prompt's rows are all that counts."""
+    book = RequestBook(None)
+    req, other = Req("a", [1, 2, 3]), Req("b", [1])
+    assert rows(book.snapshot(batch((req, 0, 7), (other, 0, 1)))) == [
+        ("a", 0, 3, 0),
+        ("b", 0, 1, 7),
+    ]
+
+
+def test_health_checks_are_no_requests() -> None:
+    book = RequestBook(None)
+    snapshot = book.snapshot(batch((Req("HEALTH_CHECK_17", [0]), 0, 1), (Req("a", [1]), 0, 1)))
+    assert rows(snapshot) == [("a", 0, 1, 1)]
+    assert book.snapshot(batch((Req("HEALTH_CHECK_18", [0]), 0, 1))).rows == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        (None, ["keep-1", "KEEP-1", "other", "[x]"]),
+        ("*", ["keep-1", "KEEP-1", "other", "[x]"]),
+        ("keep-*", ["keep-1"]),
+        ("[kK]*-?", ["keep-1", "KEEP-1"]),
+        ("nothing", []),
+    ],
+)
+def test_a_pattern_chooses_rids(pattern: str | None, wanted: list[str]) -> None:
+    book = RequestBook(pattern)
+    reqs = [Req(rid, [1]) for rid in ["keep-1", "KEEP-1", "other", "[x]"]]
+    snapshot = book.snapshot(batch(*((req, 0, 1) for req in reqs)))
+    assert [r.request.rid for r in snapshot.rows] == wanted
+    assert snapshot.total_rows == 4
+
+
+def test_a_rid_used_twice_is_two_requests() -> None:
+    book = RequestBook(None)
+    one, two = Req("same", [1, 2]), Req("same", [3])
+    first = book.snapshot(batch((one, 0, 2), (two, 0, 1)))
+    assert len({r.request.key for r in first.rows}) == 2
+    again = book.snapshot(batch((two, 0, 1)))
+    assert again.rows[0].request is first.rows[1].request
+
+
+def test_gone_requests_are_named_once() -> None:
+    """Only those that were wanted; a new request in the memory of an old one is a new one."""
+    book = RequestBook("keep*")
+    req, other = Req("keep", [1]), Req("other", [1])
+    key = book.snapshot(batch((req, 0, 1), (other, 0, 1))).rows[0].request.key
+    assert book.take_gone() == []
+    del req, other
+    gc.collect()
+    assert book.take_gone() == [key]
+    assert book.take_gone() == []
+    assert book.snapshot(batch((Req("keep", [1]), 0, 1))).rows[0].request.key != key
+    gc.collect()
+    assert len(book.take_gone()) == 1
+
+
+def test_a_multimodal_prompt_keeps_its_true_ids() -> None:
+    """SGLang puts hashes of images into the padded ids; where lengths differ, those count rows."""
+    book = RequestBook(None)
+    image = Req("image", [1, 777, 777, 2])
+    image.origin_input_ids_unpadded = [1, 9, 9, 2]
+    longer = Req("longer", [1, 777, 777, 2])
+    longer.origin_input_ids_unpadded = [1, 9, 2]
+    snapshot = book.snapshot(batch((image, 0, 4), (longer, 0, 4)))
+    assert snapshot.rows[0].request.input_ids.tolist() == [1, 9, 9, 2]
+    assert snapshot.rows[1].request.input_ids.tolist() == [1, 777, 777, 2]
+
+
+def test_half_a_surrogate_pair_in_a_rid_is_spelled_out() -> None:
+    """JSON from a client may hold one; it must not spoil the batch for the other requests."""
+    snapshot = RequestBook(None).snapshot(batch((Req("a\ud800", [1]), 0, 1)))
+    assert snapshot.rows[0].request.rid == "a\\ud800"

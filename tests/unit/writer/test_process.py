@@ -1,0 +1,145 @@
+"""The writer as a process of its own: how it starts, waits and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from capture_server import CaptureServer, assert_complete, assert_incomplete, prompt, wait_until
+from harness import processes
+from hs_capture import open_store
+from hs_capture.ring.message import Message, Opened, StreamSpec
+from hs_capture.writer import process
+from hs_capture.writer.config import WriterConfig
+
+
+def test_the_configuration_survives_the_way() -> None:
+    sent = WriterConfig(
+        ring=3,
+        bell=4,
+        run_dir="/tmp/räd",
+        rank="dp0-pp0-tp0",
+        file_mode=0o640,
+        reserve_bytes=1 << 40,
+        workers=3,
+        server_pid=17,
+        streams=(StreamSpec("layer.-1", "bfloat16", 7168),),
+        splits_planes=False,
+        metadata={"layer_ids": [-1], "run_id": "x"},
+    )
+    assert WriterConfig.decode(sent.encode()) == sent
+
+
+def test_it_is_no_descendant_and_has_a_session_of_its_own(tmp_path: Path) -> None:
+    """A server that kills all that descends from it does not kill the writer."""
+    with CaptureServer(tmp_path) as server:
+        pid = server.writer_pid()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        parent, session = int(fields[1]), int(fields[3])
+        assert parent != os.getpid()
+        assert session not in (os.getsid(0), os.getpid())
+        assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_it_loads_neither_torch_nor_sglang() -> None:
+    code = "import sys, json, hs_capture.writer.__main__; print(json.dumps(sorted(sys.modules)))"
+    said = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    loaded = {name.partition(".")[0] for name in json.loads(said)}
+    assert not loaded & {"torch", "sglang", "transformers", "wrapt"}
+
+
+def test_a_server_that_captures_nothing_leaves_an_empty_run(tmp_path: Path) -> None:
+    with CaptureServer(tmp_path) as server:
+        wait_until((server.run_dir / "status-tp0.json").exists, "the status file")
+        assert server.status().state == "serving"
+        assert server.status().last_capture is None
+    assert len(server.store()) == 0
+    assert {path.name for path in server.run_dir.iterdir()} == {
+        "run.json",
+        "index-tp0.jsonl",
+        "status-tp0.json",
+    }
+    assert server.status().state == "ended"
+
+
+def test_its_heart_beats_while_there_is_nothing_to_do(tmp_path: Path) -> None:
+    with CaptureServer(tmp_path) as server:
+        wait_until((server.run_dir / "status-tp0.json").exists, "the status file")
+        first = server.status().heartbeat
+        wait_until(lambda: server.status().heartbeat > first, "another heartbeat")
+        assert server.status().heartbeat - first < 3
+
+
+def test_a_server_that_is_killed_is_outlived_until_all_is_stored(tmp_path: Path) -> None:
+    """The server is a process of its own here, and gets no chance to say anything."""
+    code = """
+import os, signal, sys
+from pathlib import Path
+from capture_server import CaptureServer, prompt
+server = CaptureServer(Path(sys.argv[1]))
+server.launcher.start()
+for key in range(20):
+    server.prefill((prompt(key, 30), 0, 30))
+server.prefill((prompt(99, 30), 0, 10))
+print(server.mark, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    tests = str(Path(__file__).resolve().parents[2])
+    server = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": tests},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert server.returncode == -9
+    assert processes.wait_until_gone(-1, server.stdout.strip(), 30) == []
+    store = open_store(tmp_path)
+    assert len(store) == 21
+    for key in range(20):
+        assert_complete(store[f"r{key}"], prompt(key, 30))
+    assert_incomplete(store["r99"], prompt(99, 30), "server_stopped", [(10, 30)])
+
+
+def test_what_a_dead_writer_left_unfinished_is_removed(tmp_path: Path) -> None:
+    server = CaptureServer(tmp_path)
+    folder = server.run_dir / "open"
+    folder.mkdir()
+    (folder / "tp0-5.part").write_bytes(b"half a capture")
+    with server:
+        wait_until(lambda: not (folder / "tp0-5.part").exists(), "the removal")
+    assert not folder.exists()
+
+
+def test_below_the_reserve_nothing_is_taken_and_the_end_comes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system counts as full; the writer gives up some time after the server is gone."""
+    monkeypatch.setattr(process, "LAST_WORK_SECONDS", 0.3)
+    server = CaptureServer(tmp_path, reserve=1 << 60)
+    bell, ring_it = os.pipe()
+    config = replace(server.config, ring=server.producer.descriptor, bell=bell)
+    writer = process.Writer(config)
+    message = Message(opened=[Opened(0, "r0", 0, 0)]).encode()
+    slot = server.producer.reserve(len(message), 0)
+    assert slot is not None
+    server.producer.publish(slot, message)
+    os.close(ring_it)
+    started = time.monotonic()
+    writer.run()
+    assert 0.3 <= time.monotonic() - started < 5
+    assert not server.drained
+    assert server.status().state == "ended"
+    os.close(bell)
+    os.close(server.producer.descriptor)
