@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hs_capture.dump_dir import prepare
+from hs_capture.dump_dir import inspect, prepare
 from hs_capture.errors import ConfigError
 from hs_capture.format.run import Refusal
 from hs_capture.hooks import compat, model
@@ -145,14 +145,14 @@ def _refusing(settings: Settings | None) -> Iterator[None]:
 
 
 def _leave_refusal(settings: Settings, reason: str) -> None:
-    """Leave the reason where `verify` looks, if the dump directory takes it."""
+    """Leave the reason where `verify` looks, if the dump directory is fit to be written to.
+
+    Often it is not, and is the very reason. The line above was printed all the same.
+    """
     import sglang
 
     refusal = Refusal(
         time=time.time(), pid=os.getpid(), sglang_version=sglang.__version__, message=reason
     )
-    try:
-        refusal.write(settings.dump_dir / "last-refusal.json")
-    except OSError as error:
-        # Often the directory is the very reason. The line above was printed all the same.
-        print(f"hs-capture: no last-refusal.json: {error}", file=sys.stderr, flush=True)
+    with contextlib.suppress(ConfigError, OSError):
+        refusal.write(inspect(settings.dump_dir).path / "last-refusal.json")

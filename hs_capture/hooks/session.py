@@ -212,8 +212,7 @@ def _create_run(plan: Plan, attachment: Attachment, dtype: str) -> tuple[Path, R
         notes=plan.notes,
     )
     run_dir = plan.dump_dir.path / run_id
-    # Whoever may read the files must be able to enter the folders.
-    run_dir.mkdir(mode=0o750 if plan.dump_dir.file_mode & 0o040 else 0o700)
+    run_dir.mkdir(mode=plan.dump_dir.directory_mode)
     info.write(run_dir / "run.json", mode=plan.dump_dir.file_mode)
     return run_dir, info
 
