@@ -91,15 +91,20 @@ def environment(variant: str, plugin: str, dump_dir: Path) -> dict[str, str]:
     return found
 
 
-def serve(variant: str, model: str, engine: dict[str, Any], dump_dir: Path) -> None:
+def serve(
+    variant: str, model: str, engine: dict[str, Any], gibibytes: float, dump_dir: Path
+) -> None:
     """Run the engine of `variant` and do the rounds that standard input asks for, line by line."""
     import sglang
+    import torch
 
     # SGLang writes to standard output too; the answers get a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     started = time.perf_counter()
     options = {**ENGINE, **engine, "model_path": model}
+    # A share of what is free when this engine starts: others are up already.
+    options["mem_fraction_static"] = gibibytes * 2**30 / torch.cuda.mem_get_info()[0]
     options["enable_return_hidden_states"] = variant == "json"
     llm = sglang.Engine(**options)
     vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
@@ -213,6 +218,7 @@ def engines(options: argparse.Namespace, root: Path) -> Iterator[dict[str, Engin
             dump_dir.mkdir(mode=0o700)
             command = [sys.executable, __file__, "--serve", variant, "--dump-dir", str(dump_dir)]
             command += ["--model", options.model, "--engine", json.dumps(options.engine)]
+            command += ["--gibibytes", str(options.gibibytes)]
             process = subprocess.Popen(
                 command,
                 env=environment(variant, options.plugin, dump_dir),
@@ -292,13 +298,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--engine", type=json.loads, default={}, help="more engine arguments")
+    parser.add_argument("--gibibytes", type=float, default=40, help="device memory an engine")
     parser.add_argument("--plugin", default="", help="folder with the installed plugin")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--dump-dir", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.serve, options.model, options.engine, options.dump_dir)
+        serve(options.serve, options.model, options.engine, options.gibibytes, options.dump_dir)
         return 0
     baseline = options.variants.split(",")[0]
     loads = {

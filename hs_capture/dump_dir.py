@@ -46,7 +46,7 @@ def prepare(path: Path) -> DumpDir:
     return DumpDir(path, file_mode)
 
 
-def inspect(path: Path) -> DumpDir:
+def judge(path: Path) -> DumpDir:
     """The checks of `prepare` on a directory that exists; neither creates nor writes anything.
 
     Raises ConfigError like `prepare`, also when the directory is missing.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hs_capture.dump_dir import inspect, prepare
+from hs_capture.dump_dir import judge, prepare
 from hs_capture.errors import ConfigError
 from hs_capture.format.run import Refusal
 from hs_capture.hooks import compat, model
@@ -155,4 +155,4 @@ def _leave_refusal(settings: Settings, reason: str) -> None:
         time=time.time(), pid=os.getpid(), sglang_version=sglang.__version__, message=reason
     )
     with contextlib.suppress(ConfigError, OSError):
-        refusal.write(inspect(settings.dump_dir).path / "last-refusal.json")
+        refusal.write(judge(settings.dump_dir).path / "last-refusal.json")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hs_capture.dump_dir import DumpDir, inspect, prepare
+from hs_capture.dump_dir import DumpDir, judge, prepare
 from hs_capture.errors import ConfigError
 
 STRANGER = 54321
@@ -221,13 +221,13 @@ def test_a_user_without_the_right_to_write_is_told_so(tmp_path: Path) -> None:
     ]
 
 
-def test_inspect_judges_like_prepare_but_writes_nothing(tmp_path: Path) -> None:
+def test_judge_is_like_prepare_but_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "d"
     with pytest.raises(ConfigError, match="there is no such directory"):
-        inspect(path)
+        judge(path)
     assert not path.exists()
     path.mkdir(mode=0o750)
-    assert inspect(path) == DumpDir(path, 0o640)
+    assert judge(path) == DumpDir(path, 0o640)
     path.chmod(0o777)
     with pytest.raises(ConfigError, match="may be written by everybody"):
-        inspect(path)
+        judge(path)
