@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import multiprocessing
 import os
 import sys
 import time
@@ -141,6 +142,9 @@ def _refusing(settings: Settings | None) -> Iterator[None]:
         print(f"hs-capture: the server does not start: {reason}", file=sys.stderr, flush=True)
         if settings is not None:
             _leave_refusal(settings, reason)
+        if multiprocessing.parent_process() is not None:
+            # A scheduler that SGLang has started. With a GPU its regular end can wait for ever.
+            os._exit(EXIT_REFUSED)
         raise SystemExit(EXIT_REFUSED) from None
 
 

@@ -86,7 +86,7 @@ def compare(
         answer = generate(server.url, hit, "hit")
         store = wait_for(dump_dir, [*whole, "hit"])
         counters = wait_until(
-            lambda: status(dump_dir)["counters"], lambda seen: seen["captures"] == len(store)
+            lambda: status(dump_dir)["counters"], lambda seen: seen.get("captures") == len(store)
         )
     assert {name: counters[name] for name in TROUBLE} == dict.fromkeys(TROUBLE, 0)
     run = run_info(dump_dir)

@@ -176,7 +176,9 @@ def histories(draw: st.DrawFn) -> tuple[list[Opened], list[Message]]:
     interval = st.tuples(st.integers(0, 34), st.integers(0, 12)).map(lambda p: (p[0], sum(p)))
     part = st.tuples(st.integers(0, last), interval).map(lambda p: (p[0], *p[1]))
     lost = st.builds(
-        lambda part, reason: Lost(*part, reason), part, st.sampled_from(["dropped", "hook_error"])
+        lambda part, reason: Lost(*part, reason),
+        part.filter(lambda p: p[1] < p[2]),
+        st.sampled_from(["dropped", "hook_error"]),
     )
     ends = {key: draw(st.sampled_from([None, "aborted", "never"])) for key in range(len(opened))}
     messages = [message(opened=[one]) for one in opened]
