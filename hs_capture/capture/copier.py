@@ -93,6 +93,11 @@ class DeviceCopier:
         self._ready = torch.ones(1, dtype=torch.int64, device=device)
         self._stream = torch.cuda.Stream(device)
         self._were_read = torch.cuda.Event()
+        # Imported here because it needs Triton, which comes with a torch that has CUDA.
+        from hs_capture.capture.device_planes import split_pairs
+
+        self._split_pairs = split_pairs
+        self._compile_kernel()
 
     def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
         """See `Copier.copy`. One stream does all copies in order, so one staging buffer serves."""
@@ -110,6 +115,12 @@ class DeviceCopier:
         """See `Copier.protect`: the server's stream waits on the device, the thread does not."""
         torch.cuda.current_stream().wait_event(self._were_read)
 
+    def _compile_kernel(self) -> None:
+        """Have the kernel compiled now and not in the middle of the first request."""
+        pairs = torch.zeros(2, 2, dtype=torch.int16, device=self._staging.device)
+        planes = self._staging[:8].view(2, 2, 2)
+        self._split_pairs(pairs, planes[0], planes[1])
+
     def _stage(self, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> int:
         """Split the rows into planes in the staging buffer; return how many bytes they are."""
         rows = sum(part.stop - part.start for part in parts)
@@ -118,7 +129,13 @@ class DeviceCopier:
             tensor.record_stream(self._stream)
             size = rows * tensor.shape[-1] * tensor.itemsize
             planes = self._staging[offset : offset + size].view(tensor.itemsize, rows, -1)
-            split_planes(tensor, parts, planes)
+            if tensor.itemsize == 2:
+                for row, source, count in runs(parts):
+                    low, high = planes[:, row : row + count]
+                    pairs = tensor[source : source + count].view(torch.int16)
+                    self._split_pairs(pairs, low, high)
+            else:
+                split_planes(tensor, parts, planes)
             offset += size
         return offset
 

@@ -25,6 +25,11 @@ SETTERS = ("set_eagle3_layers_to_capture", "set_dflash_layers_to_capture")
 """How SGLang asks a model for layers of its own: for a drafter, or for its users."""
 
 
+Receive = Callable[[list[torch.Tensor], torch.Tensor, bool], None]
+"""Takes aux states and, if asked for, the pre-norm state; the post-norm state; and whether they lie
+in memory that the next pass writes to again (the replay of a CUDA graph)."""
+
+
 class Attachment:
     """Our hooks on the one served model: it hands over the states of each wanted forward pass.
 
@@ -46,12 +51,13 @@ class Attachment:
         self.layer_ids = layer_ids
         self.wants_batch: Callable[[], bool | None] = lambda: None
         """Whether the running batch has wanted rows; None when no batch was announced."""
-        self.receive: Callable[[list[torch.Tensor], torch.Tensor], None] | None = None
-        """Called with (aux states and, if asked for, the pre-norm state; the post-norm state)."""
+        self.receive: Receive | None = None
         self._takes_pre_norm = pre_norm
         self._pre_norm: torch.Tensor | None = None
         self._capturing = False
         self._packed = False
+        self._replayed = True
+        """Whether the states come from a pass in which our Python did not run."""
         self._guard = guard
         self._share_with([])
         causal_lm.capture_aux_hidden_states = True
@@ -60,6 +66,10 @@ class Attachment:
         if pre_norm:
             self.model.norm.register_forward_hook(self._on_norm)
         causal_lm.logits_processor.register_forward_pre_hook(self._on_logits, with_kwargs=True)
+
+    def begin_pass(self) -> None:
+        """Say that a forward pass begins; it is a replay unless ``forward`` below runs."""
+        self._replayed = True
 
     def forward(self, wrapped: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """Run ``DeepseekV2Model.forward`` with our layers captured only where rows are wanted."""
@@ -78,6 +88,7 @@ class Attachment:
         if not isinstance(result, tuple):
             # No layer was captured on the way; the batch is then recorded as lost.
             return result, None
+        self._replayed = False
         hidden, aux = result
         self._packed = isinstance(aux, torch.Tensor)
         states = [aux] if self._packed else list(aux)
@@ -144,7 +155,7 @@ class Attachment:
             ours, theirs = self._divide(aux, hidden.shape[-1])
         if ours is not None and self.receive is not None:
             with self._guard("taking the states of a batch"):
-                self.receive(ours, hidden)
+                self.receive(ours, hidden, self._replayed)
         return _with_aux(args, kwargs, theirs)
 
     def _divide(self, aux: Any, width: int) -> tuple[list[torch.Tensor] | None, Any]:

@@ -66,6 +66,7 @@ class Session:
         self._book = RequestBook(plan.settings.rids)
         self._batch: Batch | None = None
         self._taken = False
+        self._reused = False
         self._tap: Tap | None = None
         self._producer: Producer | None = None
         if plan.ranks.holds_full_rows:
@@ -81,9 +82,12 @@ class Session:
         """Say which batch runs from now on; None for one that was never announced."""
         self._batch = batch
         self._taken = False
+        self._attachment.begin_pass()
         gone = self._book.take_gone()
         if self._tap is not None:
-            self._tap.protect()
+            if self._reused:
+                self._tap.protect()
+                self._reused = False
             if gone:
                 self._tap.forget(gone)
 
@@ -103,7 +107,7 @@ class Session:
     def _wants_batch(self) -> bool | None:
         return None if self._batch is None else bool(self._batch.rows)
 
-    def _receive(self, states: list[torch.Tensor], post_norm: torch.Tensor) -> None:
+    def _receive(self, states: list[torch.Tensor], post_norm: torch.Tensor, reused: bool) -> None:
         batch = self._batch
         if batch is None or not batch.rows or self._tap is None:
             return
@@ -111,6 +115,7 @@ class Session:
             states = [*states, post_norm]
         self._tap.capture(batch, states)
         self._taken = True
+        self._reused = reused
         self._producer_count("batches")
 
     def _start_run(self, plan: Plan) -> None:

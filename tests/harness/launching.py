@@ -83,6 +83,8 @@ class Spawner:
         with log.open("ab") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", "sglang.launch_server", *arguments],
+                # "-m" finds modules where it is started, and the tree is not what is tested.
+                cwd=log.parent,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=out,

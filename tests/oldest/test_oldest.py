@@ -68,14 +68,6 @@ def test_the_oldest_release_captures_what_transformers_computes(
     assert outcome.notes == []
 
 
-def test_compiled_prefill_is_refused(
-    refusal: Callable[[ServerConfig], str], served: ServerConfig
-) -> None:
-    """The release compiles prefill unless it is told not to."""
-    line = refusal(replace(served, arguments=()))
-    assert "--disable-piecewise-cuda-graph (up to 0.5.13)" in line
-
-
 def test_the_embedding_is_refused(
     refusal: Callable[[ServerConfig], str], served: ServerConfig
 ) -> None:
@@ -85,16 +77,18 @@ def test_the_embedding_is_refused(
     assert "SGLANG_HS_LAYERS: layer -1, the output of the embedding, can only be captured" in line
 
 
-def test_fused_all_reduce_is_refused(
+def test_fused_all_reduce_and_compiled_prefill_are_refused(
     refusal: Callable[[ServerConfig], str], served: ServerConfig
 ) -> None:
-    """With two ranks the sums would be those of one rank."""
+    """With two ranks the sums would be those of one; one line names both obstacles."""
     environment = {
         **served.environment,
         # Two ranks on a machine without a GPU.
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
         "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
     }
-    arguments = (*served.arguments, "--tp-size", "2", "--enable-flashinfer-allreduce-fusion")
+    # The release compiles prefill unless it is told not to.
+    arguments = ("--tp-size", "2", "--enable-flashinfer-allreduce-fusion")
     line = refusal(replace(served, environment=environment, arguments=arguments))
     assert "--enforce-disable-flashinfer-allreduce-fusion" in line
+    assert "--disable-piecewise-cuda-graph (up to 0.5.13)" in line
