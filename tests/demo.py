@@ -110,6 +110,8 @@ def _run(folder: Path) -> int:
         verified = subprocess.run(
             [sys.executable, "-m", "hs_capture.verify", "--dump-dir", str(dump_dir)],
             env={**os.environ, **environment},
+            # Here the package of the checkout would come before the installed one.
+            cwd=dump_dir.parent,
             check=False,
         ).returncode
     print("-- the server has ended, and no process of it is left")
