@@ -7,6 +7,7 @@ is also the place from which the probes of the tests are switched on.
 from __future__ import annotations
 
 import probes
+import stand_ins
 from sglang.srt.models import deepseek_v2, kimi_k25
 from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
 from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
@@ -30,4 +31,5 @@ for _module in (deepseek_v2, kimi_k25):
     _entry = _module.EntryClass
     EntryClass.extend(_entry if isinstance(_entry, list) else [_entry])
 
+stand_ins.install()
 probes.install()
