@@ -17,16 +17,23 @@ class Draft:
     lost: list[Lost] = field(default_factory=list)
     closed: list[Closed] = field(default_factory=list)
     rows: int = 0
+    id_bytes: int = 0
+    """Size of the token ids that travel with the opened requests."""
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to tell."""
         return not (self.opened or self.parts or self.lost or self.closed)
 
-    @property
-    def id_bytes(self) -> int:
-        """Size of the token ids that travel with the opened requests."""
-        return sum(request.input_ids.nbytes for request in self.opened)
+    def add(self, request: Request, start: int, stop: int, row: int) -> None:
+        """Add positions [start, stop) of `request`, which lie from row `row` of the batch on."""
+        self.parts.append(Rows(request, start, stop, row))
+        self.rows += stop - start
+
+    def open(self, request: Request) -> None:
+        """Add a request that the writer does not know yet."""
+        self.opened.append(request)
+        self.id_bytes += request.input_ids.nbytes
 
     def message(self) -> Message:
         """Return the draft as the message that the writer reads."""
@@ -46,4 +53,7 @@ class Draft:
     def without_rows(self, reason: str) -> Draft:
         """Return the draft with its rows given up for `reason`."""
         lost = [Lost(part.request.key, part.start, part.stop, reason) for part in self.parts]
-        return Draft(opened=self.opened, lost=[*self.lost, *lost], closed=self.closed)
+        rowless = Draft(lost=[*self.lost, *lost], closed=self.closed)
+        for request in self.opened:
+            rowless.open(request)
+        return rowless

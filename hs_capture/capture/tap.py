@@ -104,8 +104,7 @@ class Tap:
                     draft = self._send(draft, tensors)
                     continue
                 stop = min(rows.stop, start + room)
-                draft.parts.append(Rows(rows.request, start, stop, rows.row + start - rows.start))
-                draft.rows += stop - start
+                draft.add(rows.request, start, stop, rows.row + start - rows.start)
                 start = stop
             self._close_in(draft, rows)
         self._send(draft, tensors)
@@ -170,7 +169,7 @@ class Tap:
             return draft
         if self._room(draft) * self._row_bytes < request.input_ids.nbytes:
             draft = self._send(draft, tensors)
-        draft.opened.append(request)
+        draft.open(request)
         return draft
 
     def _close_in(self, draft: Draft, rows: Rows) -> None:
@@ -283,4 +282,6 @@ class Tap:
             if position < released:
                 del self._told[key]
                 lost = Lost(key, 0, request.num_tokens, "writer_died")
-                self._owed.appendleft(Draft(opened=[request], lost=[lost]))
+                again = Draft(lost=[lost])
+                again.open(request)
+                self._owed.appendleft(again)
