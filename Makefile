@@ -23,7 +23,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find hs_capture sitecustomiz
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/pytest
 
-.PHONY: help setup lint unit startup contract e2e oldest test matrix demo bench-startup clean
+.PHONY: help setup lint unit startup contract e2e modes oldest test matrix demo bench-startup clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -74,6 +74,10 @@ contract: $(WHEEL)  ## Tests that every supported SGLang has the names that the 
 e2e: $(WHEEL)  ## Tests against a real SGLang server on the CPU
 	@echo "== end-to-end tests"
 	$(PYTEST) tests/e2e
+
+modes: $(WHEEL)  ## Tests of serving modes on a real SGLang server on the CPU (not in test)
+	@echo "== serving modes"
+	$(PYTEST) tests/modes
 
 oldest: $(WHEEL)  ## Tests against the oldest supported SGLang
 	@echo "== the oldest supported SGLang"

@@ -21,6 +21,9 @@ Tell whether hidden states are captured and whether the files are right.
 Exit code 0: fired and sound; 1: attached, nothing captured yet; 2: not attached;
 3: captures damaged; 4: wrong usage."""
 
+_COMMANDS = {"verify": "did the hook fire, and are the files right?"}
+"""What the commands do, by name."""
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -35,21 +38,30 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     `program` is the name in usage texts, where the command is not started as `hs-capture`. Wrong
     usage raises SystemExit with code 4, --help and --version with code 0.
     """
-    parsed = _parser(program).parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = parsed.run
+    parser = _parser(program)
+    parsed = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] | None = getattr(parsed, "run", None)
+    if run is None:
+        parser.error(f"give a command: {', '.join(_COMMANDS)}")
     return run(parsed)
 
 
 def _parser(program: str | None) -> _Parser:
     parser = _Parser(
         prog="hs-capture",
+        usage=f"hs-capture [-h] [--version] {{{','.join(_COMMANDS)}}} ...",
         description="Capture hidden states from an SGLang server.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Capture itself is switched on by SGLANG_HS_DUMP_DIR in the server's environment.",
     )
     parser.add_argument(
         "--version", action="version", version=f"hs-capture {hs_capture.__version__}"
     )
-    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    # argparse's own list has a line for the argument "command" above the commands.
+    width = max(map(len, _COMMANDS))
+    listed = "\n".join(f"{name:<{width}}  {what}" for name, what in _COMMANDS.items())
+    parser.add_argument_group("commands", listed)
+    commands = parser.add_subparsers(prog=parser.prog, help=argparse.SUPPRESS)
     _add_verify(commands, program)
     return parser
 
@@ -58,7 +70,6 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser], program: str | No
     verify = commands.add_parser(
         "verify",
         prog=program,
-        help="did the hook fire, and are the files right?",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

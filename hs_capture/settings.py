@@ -127,6 +127,15 @@ class Settings:
         )
 
 
+def dump_dir_of(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The directory that `environ` names, whatever its other variables say; None when it has none.
+
+    Raises ConfigError when the value of SGLANG_HS_DUMP_DIR itself is not accepted.
+    """
+    text = (os.environ if environ is None else environ).get(DUMP_DIR, "").strip()
+    return _directory(text) if text else None
+
+
 def sglang_plugins(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | None:
     """The names that SGLang's own SGLANG_PLUGINS admits, or None when it admits all.
 

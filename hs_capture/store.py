@@ -21,6 +21,7 @@ from hs_capture.tensors import to_tensor, torch_dtype
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from hs_capture.format.index import IndexEntry
     from hs_capture.format.run import RunInfo
@@ -87,6 +88,20 @@ class CaptureStore:
     def captures(self, rid: str) -> list[Capture]:
         """All captures of `rid`, oldest first; `NotCapturedError` when there is none."""
         return list(self._of(rid))
+
+    def find(self, input_ids: Sequence[int] | torch.Tensor) -> list[Capture]:
+        """All captures of the prompt with these T token ids, oldest first.
+
+        For requests whose rid is not known: SGLang gives the prompt of a request with several
+        answers (``n``) a rid of its own. Only the token ids of captures of this length are read.
+        Nothing found is an empty list; a capture whose file is gone is passed over.
+        """
+        wanted = np.asarray(input_ids, dtype=np.int64)
+        return [
+            capture
+            for capture in self._captures
+            if capture.num_tokens == len(wanted) and capture._has_ids(wanted)
+        ]
 
     def _of(self, rid: str) -> list[Capture]:
         try:
@@ -244,6 +259,13 @@ class Capture:
                 raise FormatError(
                     f"{self.path}: stream {name!r} is {found}, the metadata promise {want}"
                 )
+
+    def _has_ids(self, wanted: NDArray[np.int64]) -> bool:
+        try:
+            with self._open() as reader:
+                return np.array_equal(reader.read(INPUT_IDS), wanted)
+        except FileNotFoundError:
+            return False
 
     def _open(self) -> ContainerReader:
         return ContainerReader(self.path)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hs_capture.faults import FaultLog
 from hs_capture.ring.producer import Producer
 from hs_capture.writer.config import WriterConfig
 
@@ -16,6 +19,10 @@ _PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); from hs_capture.writer.__main__ import main; main()"
 )
 START_SECONDS = 30.0
+LONG_LIFE_SECONDS = 10.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 5.0
+
+logger = logging.getLogger(__name__)
 
 
 class WriterLauncher:
@@ -29,6 +36,10 @@ class WriterLauncher:
         self._config = config
         self._environ = environ
         self._bell = -1
+        self._started = time.monotonic()
+        self._pause = FIRST_PAUSE_SECONDS
+        self._next_start = 0.0
+        self._faults = FaultLog(logger)
 
     def start(self) -> None:
         """Start a writer and return when it has detached itself.
@@ -39,6 +50,7 @@ class WriterLauncher:
         Raises:
             OSError, subprocess.SubprocessError: it could not be started.
         """
+        self._started = time.monotonic()
         bell, self._bell = os.pipe()
         os.set_blocking(self._bell, False)
         config = replace(self._config, ring=self._producer.descriptor, bell=bell)
@@ -70,11 +82,27 @@ class WriterLauncher:
             return False
         return True
 
-    def restart(self) -> None:
-        """Start another writer in place of one that died. It goes on where that one was."""
+    def restart(self) -> bool:
+        """Start another writer in place of one that died; return whether there is one now.
+
+        It goes on where that one was. Starting takes a moment, so writers that die again and again
+        are started after longer and longer pauses; what comes meanwhile stays in the ring.
+        """
+        now = time.monotonic()
+        if now < self._next_start:
+            return False
+        lived_long = now - self._started > LONG_LIFE_SECONDS
+        self._pause = FIRST_PAUSE_SECONDS if lived_long else min(2 * self._pause, MAX_PAUSE_SECONDS)
+        self._next_start = now + self._pause
         self.hang_up()
         self._producer.count("writer_restarts")
-        self.start()
+        try:
+            self.start()
+        except (OSError, subprocess.SubprocessError) as error:
+            self._producer.count("hook_errors")
+            self._faults.record("the writer could not be started", error)
+            return False
+        return True
 
     def hang_up(self) -> None:
         """Close the pipe, as the end of this process does: the writer finishes and ends."""

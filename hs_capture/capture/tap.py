@@ -22,6 +22,8 @@ SMALLEST_ENTRY_ROWS = 16
 TOKEN_ID_BYTES = 8
 MESSAGE_ROOM = 64 * 1024
 """Part of an entry's budget that is kept for its message."""
+OWED_DRAFTS = 4096
+"""So much word of what was dropped is kept for a writer that does not take it."""
 BOOKKEEPING_SHARE = 16
 """One part in this many of the ring is kept for messages without rows, so that a full ring still
 takes word of what was dropped."""
@@ -80,10 +82,6 @@ class Tap:
         # Open requests whose opening is in the ring, with its position: see `_wake`.
         self._told: dict[int, tuple[int, Request]] = {}
         self._owed: deque[Draft] = deque()
-
-    def wants(self, batch: Batch) -> bool:
-        """Whether any row of `batch` is still to be captured."""
-        return any(rows.request.key not in self._done for rows in batch.rows)
 
     def capture(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Take the wanted rows of `tensors`, one [rows, width] tensor per stream.
@@ -200,7 +198,7 @@ class Tap:
             self._pay_owed()
             return Draft()
         self._producer.count("rows_dropped", draft.rows)
-        self._owed.append(draft.without_rows("dropped"))
+        self._owe(draft.without_rows("dropped"))
         self._remember(draft)
         self._pay_owed()
         return Draft()
@@ -214,11 +212,24 @@ class Tap:
             if closed.reason is None:
                 self._done.add(closed.key)
 
+    def _owe(self, draft: Draft, *, first: bool = False) -> None:
+        """Keep word for the writer until there is room for it; past a limit it is only counted."""
+        if len(self._owed) >= OWED_DRAFTS:
+            self._producer.count("requests_untold", len(draft.closed))
+        elif first:
+            self._owed.appendleft(draft)
+        else:
+            self._owed.append(draft)
+
     def _pay_owed(self) -> None:
         """Publish what is owed, as far as there is room in the share kept for it."""
         while self._owed:
             draft = self._owed[0]
             message = draft.message().encode()
+            if not self._producer.fits(len(message), draft.id_bytes):
+                self._producer.count("requests_untold", len(draft.closed))
+                self._owed.popleft()
+                continue
             slot = self._producer.reserve(len(message), draft.id_bytes)
             if slot is None:
                 return
@@ -232,6 +243,8 @@ class Tap:
         What is owed goes first: the writer must hear of things in their order.
         """
         kept = self._producer.region.capacity // BOOKKEEPING_SHARE
+        if payload + message + kept > self._producer.largest_entry:
+            return None
         if self._dropping and self._producer.free < self._producer.region.capacity // 2:
             return None
         self._dropping = False
@@ -276,7 +289,9 @@ class Tap:
         """
         if self._launcher.wake():
             return
-        self._launcher.restart()
+        if not self._launcher.restart():
+            # The next batch tries again; what is in the ring waits there.
+            return
         released = self._producer.released
         for key, (position, request) in list(self._told.items()):
             if position < released:
@@ -284,4 +299,4 @@ class Tap:
                 lost = Lost(key, 0, request.num_tokens, "writer_died")
                 again = Draft(lost=[lost])
                 again.open(request)
-                self._owed.appendleft(again)
+                self._owe(again, first=True)

@@ -14,13 +14,13 @@ from types import ModuleType
 
 import wrapt
 
+from hs_capture.hooks.installed import broken, wrapped
+
 DEEPSEEK_V2 = "sglang.srt.models.deepseek_v2"
 FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info"
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 
 _installed = False
-wrapped: list[str] = []
-"""The functions of SGLang that are wrapped in this process, by full name."""
 
 
 def install() -> None:
@@ -58,6 +58,11 @@ def _wrapper_of(functions: dict[str, tuple[str, str]]) -> Callable[[ModuleType],
                 wrapt.wrap_function_wrapper(module, name, getattr(ours, wrapper))
                 wrapped.append(f"{module.__name__}.{name}")
         except Exception as error:
-            print(f"hs-capture: not active: {module.__name__}: {error!r}", file=sys.stderr)
+            broken.append(f"{module.__name__}: {type(error).__name__}: {error}")
+            print(
+                f"hs-capture: cannot wrap {module.__name__}: {error!r}; nothing is captured: "
+                "use a release of SGLang that docs/compatibility.md names",
+                file=sys.stderr,
+            )
 
     return wrap

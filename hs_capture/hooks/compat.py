@@ -21,6 +21,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,15 @@ HEALTH_CHECK_PREFIX = "HEALTH_CHECK"
 """How SGLang names its own health-check requests (constants.py)."""
 PROCESS_MARKS = ("sglang::", "sglang.launch_server", "sglang serve")
 """What the command line of a SGLang server process contains (setproctitle or as started)."""
+
+
+def installed_release() -> tuple[str, Path] | None:
+    """Return version and package folder (it need not exist) of the installed SGLang, if any."""
+    try:
+        found = distribution("sglang")
+    except PackageNotFoundError:
+        return None
+    return found.version, Path(str(found.locate_file("sglang")))
 
 
 def require_release(version: str, root: Path | None) -> tuple[str, ...]:
@@ -113,15 +123,6 @@ class Obstacle:
 
 
 OBSTACLES = (
-    Obstacle(
-        lambda host: host.is_on("speculative_algorithm"),
-        "the server runs speculative decoding (--speculative-algorithm), which chooses its own "
-        "layers; start a server without it for capture",
-    ),
-    Obstacle(
-        lambda host: host.is_on("enable_return_aux_hidden_states"),
-        "--enable-return-aux-hidden-states chooses its own layers; start the server without it",
-    ),
     Obstacle(
         lambda host: host.is_on("enable_two_batch_overlap"),
         "--enable-two-batch-overlap does not hand out layer outputs; start the server without it",

@@ -119,7 +119,16 @@ CONTRACT: tuple[Part, ...] = (
     Attributes(BATCH, "ForwardMode", ("EXTEND", "MIXED", "SPLIT_PREFILL", "DECODE", "IDLE")),
     # hooks/requests.py
     Attributes(
-        SCHEDULE, "Req", ("rid", "origin_input_ids", "origin_input_ids_unpadded", "cached_tokens")
+        SCHEDULE,
+        "Req",
+        (
+            "rid",
+            "origin_input_ids",
+            "origin_input_ids_unpadded",
+            "cached_tokens",
+            "to_finish",
+            "input_embeds",
+        ),
     ),
     Plain(SCHEDULE, "Req"),
     Constant("srt/constants.py", "HEALTH_CHECK_RID_PREFIX", "HEALTH_CHECK"),
@@ -182,7 +191,6 @@ CONTRACT: tuple[Part, ...] = (
     ),
     _server_args(
         "tp_size",
-        "speculative_algorithm",
         "enable_two_batch_overlap",
         "enable_attn_tp_input_scattered",
         "attn_cp_size",
@@ -196,10 +204,6 @@ CONTRACT: tuple[Part, ...] = (
     Where(
         Function("srt/layers/layernorm_sp.py", "layernorm_sp_enabled"),
         (_server_args("enable_layernorm_sp"),),
-    ),
-    Where(
-        Function(LOGITS, "LogitsProcessor._check_aux_hidden_states"),
-        (_server_args("enable_return_aux_hidden_states"),),
     ),
     Where(
         Function(DEEPSEEK, "DeepseekV2Model.forward", contains=("hidden_states + residual",)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import TracebackType
 
 from hs_capture.faults import FaultLog
 
@@ -20,13 +21,9 @@ class Guard:
         self.tell: Callable[[str, bool], None] | None = None
         """Called with each error's text and whether it was logged, to count it where it is seen."""
 
-    @contextlib.contextmanager
-    def __call__(self, what: str) -> Iterator[None]:
-        """Run a block in which an exception ends nothing but the block."""
-        try:
-            yield
-        except Exception as error:
-            self.fault(what, error)
+    def __call__(self, what: str) -> GuardedBlock:
+        """Return a context in which an exception ends nothing but its block."""
+        return GuardedBlock(self, what)
 
     def fault(self, what: str, error: Exception) -> None:
         """Count and log that `what` failed with `error`."""
@@ -35,3 +32,27 @@ class Guard:
             # Telling may itself be what fails; it was logged above then.
             with contextlib.suppress(Exception):
                 self.tell(self._faults.last, loud)
+
+
+class GuardedBlock:
+    """One block of our code inside a hook."""
+
+    def __init__(self, guard: Guard, what: str) -> None:
+        """`what` says in the log what was being done."""
+        self._guard = guard
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> bool:
+        """Swallow an Exception; let the interpreter's own ways to stop pass."""
+        if not isinstance(error, Exception):
+            return False
+        self._guard.fault(self._what, error)
+        return True

@@ -35,27 +35,35 @@ def settle_layers(
     """
     asked = _asked(choice, num_layers, eagle3_rule)
     last = num_layers - 1
+    said = f"{LAYERS}{_origin(choice, asked)}"
     for layer in asked:
         if layer == last:
             raise ConfigError(
-                f"{LAYERS}: layer {layer} is the last of this model's {num_layers} layers. Its "
+                f"{said}: layer {layer} is the last of this model's {num_layers} layers. Its "
                 "output is the final hidden state before the norm, which SGLANG_HS_FINAL=pre_norm "
                 "stores; leave it out here"
             )
         if not EMBEDDING <= layer < last:
             raise ConfigError(
-                f"{LAYERS}: layer {layer} does not exist: this model has {num_layers} layers, so "
+                f"{said}: layer {layer} does not exist: this model has {num_layers} layers, so "
                 f"ids go from -1 (the embedding) to {last - 1}"
             )
         if internal_id(layer) < first_local:
             raise ConfigError(
-                f"{LAYERS}: layer {layer} is computed by an earlier pipeline stage; the last stage "
+                f"{said}: layer {layer} is computed by an earlier pipeline stage; the last stage "
                 f"begins with layer {first_local} and can capture from {first_local - 1} on. "
                 "Choose such layers or serve with --pp-size 1"
             )
     if len(set(asked)) < len(asked):
-        raise ConfigError(f"{LAYERS}: {_listed(asked)} names a layer twice")
+        raise ConfigError(f"{said}: a layer is named twice; name each once")
     return tuple(sorted(asked))
+
+
+def _origin(choice: LayerChoice, asked: tuple[int, ...]) -> str:
+    """Return the setting as it was written and, for a draft model's ids, what they stand for."""
+    if choice.kind == "eagle3":
+        return f"=eagle3:{_listed(choice.ids)} (here the outputs of layers {_listed(asked)})"
+    return f"={_listed(choice.ids)}" if choice.kind == "ids" else "=auto"
 
 
 def _asked(
@@ -72,7 +80,7 @@ def _asked(
     if not 1 < layers[1] < layers[2]:
         raise ConfigError(
             f"{LAYERS}=auto needs a model of 7 or more layers, this one has {num_layers}; "
-            "name the layers"
+            "name the layers, as in SGLANG_HS_LAYERS=0,1"
         )
     return layers
 

@@ -64,8 +64,10 @@ class Attachment:
         for name in SETTERS:
             self._follow_setter(name)
         if pre_norm:
-            self.model.norm.register_forward_hook(self._on_norm)
-        causal_lm.logits_processor.register_forward_pre_hook(self._on_logits, with_kwargs=True)
+            self.model.norm.register_forward_hook(self._guarded_on_norm)
+        causal_lm.logits_processor.register_forward_pre_hook(
+            self._guarded_on_logits, with_kwargs=True
+        )
 
     def begin_pass(self) -> None:
         """Say that a forward pass begins; it is a replay unless ``forward`` below runs."""
@@ -88,8 +90,13 @@ class Attachment:
         if not isinstance(result, tuple):
             # No layer was captured on the way; the batch is then recorded as lost.
             return result, None
+        with self._guard("adding the state before the norm"):
+            return self._with_pre_norm(*result)
+        return result
+
+    def _with_pre_norm(self, hidden: torch.Tensor, aux: Any) -> tuple[torch.Tensor, Any]:
+        """Return the model's output with the kept state as one more."""
         self._replayed = False
-        hidden, aux = result
         self._packed = isinstance(aux, torch.Tensor)
         states = [aux] if self._packed else list(aux)
         if self._takes_pre_norm and self._pre_norm is not None:
@@ -133,28 +140,35 @@ class Attachment:
         finally:
             self.model.layers_to_capture = list(self._captured)
 
-    def _on_norm(self, _norm: Any, inputs: Args, output: Any) -> None:
+    def _guarded_on_norm(self, _norm: Any, inputs: Args, output: Any) -> None:
+        if self._capturing:
+            with self._guard("keeping the final state before the norm"):
+                self._on_norm(inputs, output)
+
+    def _guarded_on_logits(
+        self, _processor: Any, args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs]:
+        with self._guard("taking the states of a batch"):
+            return self._on_logits(args, kwargs)
+        return _with_aux(args, kwargs, None)
+
+    def _on_norm(self, inputs: Args, output: Any) -> None:
         """Keep the input of the final norm: later layers of the next pass reuse its memory.
 
         The fused add-and-norm returns (normed, sum); a norm without a residual gets the sum.
         """
-        if not self._capturing:
-            return
-        with self._guard("keeping the final state before the norm"):
-            state = output[1] if isinstance(output, tuple) else inputs[0]
-            self._pre_norm = state.clone()
+        state = output[1] if isinstance(output, tuple) else inputs[0]
+        self._pre_norm = state.clone()
 
-    def _on_logits(self, _processor: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    def _on_logits(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Take our states out of what SGLang's logits processor gets, and hand them over."""
         aux = _aux_of(args, kwargs)
         if aux is None:
             return args, kwargs
-        ours, theirs = None, aux if self._theirs else None
-        with self._guard("telling our states from SGLang's"):
-            hidden = args[HIDDEN_ARGUMENT] if len(args) > 1 else kwargs["hidden_states"]
-            ours, theirs = self._divide(aux, hidden.shape[-1])
+        hidden = args[HIDDEN_ARGUMENT] if len(args) > 1 else kwargs["hidden_states"]
+        ours, theirs = self._divide(aux, hidden.shape[-1])
         if ours is not None and self.receive is not None:
-            with self._guard("taking the states of a batch"):
+            with self._guard("putting the states of a batch into the ring"):
                 self.receive(ours, hidden, self._replayed)
         return _with_aux(args, kwargs, theirs)
 
@@ -173,6 +187,9 @@ class Attachment:
         theirs = [states[layer] for layer in self._theirs]
         if not theirs:
             return ours, None
+        if isinstance(aux, torch.Tensor) and len(theirs) == len(layers):
+            # It is SGLang's own tensor: of a pass in which nothing else was captured.
+            return ours, aux
         return ours, torch.cat(theirs, dim=-1) if self._packed else theirs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import itertools
 import weakref
 from collections import deque
@@ -12,6 +13,8 @@ import numpy as np
 
 from hs_capture.capture.batch import Batch, Request, batch_of
 from hs_capture.hooks.compat import HEALTH_CHECK_PREFIX, PREFILL_MODES, extents
+
+LONGEST_RID_BYTES = 4096
 
 
 class RequestBook:
@@ -47,7 +50,9 @@ class RequestBook:
     def _request(self, req: Any) -> Request | None:
         if req in self._known:
             return self._known[req]
-        request = self._new_request(req) if self._is_wanted(req.rid) else None
+        # Embeddings that a client sends in place of tokens have token ids that mean nothing.
+        wanted = self._is_wanted(req.rid) and not _is_refused(req) and req.input_embeds is None
+        request = self._new_request(req) if wanted else None
         self._known[req] = request
         if request is not None:
             weakref.finalize(req, self._gone.append, request.key).atexit = False
@@ -66,8 +71,28 @@ class RequestBook:
             ids = req.origin_input_ids
         return Request(
             key=next(self._keys),
-            # A rid may hold half of a surrogate pair, which no JSON and no file can.
-            rid=req.rid.encode("utf-8", "backslashreplace").decode(),
+            rid=_stored_rid(req.rid),
             input_ids=np.array(ids, dtype=np.int64),
             cached_tokens=req.cached_tokens,
         )
+
+
+def _stored_rid(rid: str) -> str:
+    """Return the rid as it is stored.
+
+    It comes from a client. It may hold half of a surrogate pair, which no JSON and no file can, and
+    be longer than anybody can mean: then its beginning and its digest stand for it.
+    """
+    text = rid.encode("utf-8", "backslashreplace")
+    if len(text) <= LONGEST_RID_BYTES:
+        return text.decode()
+    begin = text[:LONGEST_RID_BYTES].decode("utf-8", "ignore")
+    return f"{begin}...sha256:{hashlib.sha256(text).hexdigest()}"
+
+
+def _is_refused(req: Any) -> bool:
+    """Whether SGLang has refused the request, which is new here.
+
+    It then computes one token in place of the prompt, so as to answer in the usual way.
+    """
+    return req.to_finish is not None

@@ -18,6 +18,7 @@ from hs_capture.errors import ConfigError
 from hs_capture.format.run import Refusal
 from hs_capture.hooks import compat, model
 from hs_capture.hooks.guard import Guard
+from hs_capture.hooks.installed import broken
 from hs_capture.hooks.layers import settle_layers
 from hs_capture.hooks.model import Attachment
 from hs_capture.hooks.session import Plan, Session
@@ -98,6 +99,11 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
 
     import sitecustomize_shim
 
+    if broken:
+        raise ConfigError(
+            f"this SGLang cannot be wrapped ({'; '.join(broken)}); use a release that "
+            "docs/compatibility.md names, or unset SGLANG_HS_DUMP_DIR"
+        )
     notes = compat.require_release(sglang.__version__, Path(inspect.getfile(sglang)).parent)
     compat.require_no_obstacle(compat.Host.of(server_args))
     ranks = compat.ranks()

@@ -15,16 +15,17 @@ import orjson
 import torch
 
 import hs_capture
-from hs_capture import hooks
 from hs_capture.capture.batch import Batch
-from hs_capture.capture.copier import DeviceCopier, HostCopier
+from hs_capture.capture.copier import Copier, DeviceCopier, HostCopier
 from hs_capture.capture.launcher import WriterLauncher
 from hs_capture.capture.tap import Overload, Tap
 from hs_capture.dump_dir import DumpDir
 from hs_capture.errors import HsCaptureError
+from hs_capture.format.metadata import layer_stream
 from hs_capture.format.run import NormWeight, RunInfo
 from hs_capture.hooks.compat import Ranks
 from hs_capture.hooks.guard import Guard
+from hs_capture.hooks.installed import wrapped
 from hs_capture.hooks.model import Attachment
 from hs_capture.hooks.requests import RequestBook
 from hs_capture.ring.message import StreamSpec
@@ -119,44 +120,17 @@ class Session:
         self._producer_count("batches")
 
     def _start_run(self, plan: Plan) -> None:
-        config = self._attachment.causal_lm.config
         self._final = plan.settings.final
         dtype = str(self.runner.model_config.dtype).removeprefix("torch.")
         run_dir, info = _create_run(plan, self._attachment, dtype)
-        names = [
-            *(f"layer.{layer}" for layer in self._attachment.layer_ids),
-            *(f"final.{kind}" for kind in self._final),
-        ]
-        streams = tuple(StreamSpec(name, dtype, config.hidden_size) for name in names)
-        space = os.statvfs(run_dir)
         self._producer = Producer(plan.settings.buffer)
-        device = self._attachment.model.norm.weight.device
-        copier = (
-            DeviceCopier(self._producer, device)
-            if device.type == "cuda"
-            else HostCopier(self._producer)
-        )
-        launcher = WriterLauncher(
-            self._producer,
-            WriterConfig(
-                ring=-1,
-                bell=-1,
-                run_dir=str(run_dir),
-                rank=info.rank,
-                file_mode=plan.dump_dir.file_mode,
-                reserve_bytes=plan.settings.reserve.bytes_of(space.f_blocks * space.f_frsize),
-                workers=plan.settings.workers,
-                server_pid=os.getpid(),
-                streams=streams,
-                splits_planes=copier.splits_planes,
-                metadata=_capture_metadata(info),
-            ),
-            writer_environ(),
-        )
+        copier = _copier(self._producer, self._attachment.model.norm.weight.device)
+        config = _writer_config(plan, info, run_dir, copier)
+        launcher = WriterLauncher(self._producer, config, writer_environ())
         self._tap = Tap(
             self._producer,
             launcher,
-            streams,
+            config.streams,
             copier,
             Overload(plan.settings.on_full == "block", plan.settings.block_timeout),
             longest_prompt=self.runner.model_config.context_len,
@@ -182,6 +156,31 @@ class Session:
             self._producer.count(name)
 
 
+def _copier(producer: Producer, device: torch.device) -> Copier:
+    if device.type == "cuda":
+        return DeviceCopier(producer, device)
+    return HostCopier(producer)
+
+
+def _writer_config(plan: Plan, info: RunInfo, run_dir: Path, copier: Copier) -> WriterConfig:
+    """Return what the writer is told; the launcher adds the descriptors."""
+    names = [*map(layer_stream, info.layer_ids), *(f"final.{kind}" for kind in info.final)]
+    space = os.statvfs(run_dir)
+    return WriterConfig(
+        ring=-1,
+        bell=-1,
+        run_dir=str(run_dir),
+        rank=info.rank,
+        file_mode=plan.dump_dir.file_mode,
+        reserve_bytes=plan.settings.reserve.bytes_of(space.f_blocks * space.f_frsize),
+        workers=plan.settings.workers,
+        server_pid=os.getpid(),
+        streams=tuple(StreamSpec(name, info.dtype, info.hidden_size) for name in names),
+        splits_planes=copier.splits_planes,
+        metadata=_capture_metadata(info),
+    )
+
+
 def _create_run(plan: Plan, attachment: Attachment, dtype: str) -> tuple[Path, RunInfo]:
     """Create the run's directory and its run.json."""
     causal_lm, config = attachment.causal_lm, attachment.causal_lm.config
@@ -203,7 +202,7 @@ def _create_run(plan: Plan, attachment: Attachment, dtype: str) -> tuple[Path, R
         server_pid=os.getpid(),
         door=plan.door,
         model_class=type(causal_lm).__name__,
-        wrapped=tuple(hooks.wrapped),
+        wrapped=tuple(wrapped),
         architecture=(getattr(config, "architectures", None) or ["unknown"])[0],
         config_digest=digest.hexdigest(),
         num_layers=config.num_hidden_layers,

@@ -48,10 +48,11 @@ class Consumer:
         self.waiting = False
         """Whether the next entry is published, but its payload is not in place yet."""
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self, *, in_place: bool = True) -> Iterator[Entry]:
         """Take every entry that is published and in place. `release` each of them once.
 
-        Ends before an entry whose payload is still being copied; `waiting` is then true.
+        Ends before an entry whose payload is still being copied; `waiting` is then true. With
+        `in_place` false such entries are taken too: their messages are right, their payloads not.
         """
         self.waiting = False
         while self._next < self.region.header[Word.HEAD]:
@@ -61,7 +62,7 @@ class Consumer:
             offset = self._next % self.region.capacity
             words = self.region.words(offset)
             length, message_length = words[EntryWord.LENGTH], words[EntryWord.MESSAGE]
-            if not words[EntryWord.READY]:
+            if in_place and not words[EntryWord.READY]:
                 self.waiting = True
                 return
             self._next += length

@@ -28,7 +28,14 @@ ALIGNMENT = 64
 ENTRY_HEADER = 64
 MAGIC = int.from_bytes(b"HSRING\x00\x01", "little")
 
-COUNTERS = ("batches", "rows_dropped", "hook_errors", "writer_restarts", "blocked_microseconds")
+COUNTERS = (
+    "batches",
+    "rows_dropped",
+    "requests_untold",
+    "hook_errors",
+    "writer_restarts",
+    "blocked_microseconds",
+)
 """What the server counts, in the order of the words from ``Word.COUNTERS`` on."""
 
 

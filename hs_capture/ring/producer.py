@@ -63,6 +63,10 @@ class Producer:
         """Position up to which the consumer needs nothing any more."""
         return self.region.header[Word.TAIL]
 
+    def fits(self, message: int, payload: int) -> bool:
+        """Whether an entry with `message` and `payload` bytes is not too large for the ring."""
+        return EntryShape(message, payload).length <= self.largest_entry
+
     def reserve(self, message: int, payload: int) -> Slot | None:
         """Find room for an entry with `message` and `payload` bytes; None when the ring is full.
 
@@ -70,7 +74,7 @@ class Producer:
             ValueError: the entry is larger than `largest_entry`.
         """
         shape = EntryShape(message, payload)
-        if shape.length > self.largest_entry:
+        if not self.fits(message, payload):
             raise ValueError(f"an entry of {shape.length} bytes is over {self.largest_entry}")
         capacity = self.region.capacity
         to_end = capacity - self._head % capacity

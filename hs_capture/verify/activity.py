@@ -14,22 +14,27 @@ _LOSSES = {
     "lost": (
         "capture",
         "given up without a file",
-        "nothing of them could be stored: more room, or see the log of the server",
+        "nothing of them could be stored: make room, or search the server's log for `hs-capture:`",
     ),
     "rows_dropped": (
         "row",
         "dropped",
         "the writer did not keep up or the disk was full: see docs/environment.md",
     ),
+    "rows_late": (
+        "row",
+        "too late for their captures, which are incomplete (aborted)",
+        "their requests stood still for ten minutes: was the server paused in between?",
+    ),
     "hook_errors": (
         "error",
         "in the hooks inside the server",
-        "requests were answered, but their captures may be missing: see the log of the server",
+        "answers went out, captures may be missing: search the server's log for `hs-capture:`",
     ),
     "writer_errors": (
         "error",
         "in the writer",
-        "captures may be missing: see the log of the server",
+        "captures may be missing: search the server's log for `hs-capture:`",
     ),
     "writer_restarts": (
         "restart",
@@ -39,25 +44,34 @@ _LOSSES = {
 }
 
 
-def look_at_attachment(evidence: Evidence) -> Iterator[Check]:
-    """One line for every run that counts, and one for a server start that was refused since."""
+def look_at_attachment(evidence: Evidence, starting: int | None) -> Iterator[Check]:
+    """One line for every run that counts, and one for a server start that was refused since.
+
+    `starting` is the process id of a server that loads its model and began after the refusal, None
+    if there is none.
+    """
     refusal, newest = evidence.refusal, evidence.runs[-1] if evidence.runs else None
     if refusal is not None and (newest is None or refusal.time > newest.info.created):
         live = newest is not None and newest.live
         yield Check(
             "start refused",
-            "warn" if live else "fail",
+            "fail" if not live and starting is None else "warn",
             f"{age_text(time.time() - refusal.time)}, SGLang {refusal.sglang_version}: "
             f"{refusal.message}",
-            "put it right and start the server again",
+            "put it right and start the server again"
+            if starting is None
+            else f"server {starting} was started after that",
         )
     if newest is None:
         yield Check(
             "attached",
             "fail",
-            "no server has attached: there is no run in the directory",
-            "start the server with the variable set; the lines that are not ok say what is in the "
-            "way, and so does the word hs-capture in the server's log",
+            f"no server has attached{'' if starting is None else ' yet'}: "
+            "there is no run in the directory",
+            "start the server with the variable set; if it runs, see the lines above, and search "
+            "the server's log for `hs-capture:`"
+            if starting is None
+            else f"run verify again when server {starting} has loaded its model",
         )
     for run in evidence.judged:
         yield _attachment(run)
@@ -147,7 +161,8 @@ def _attachment(run: Run) -> Check:
         "attached",
         "ok" if run.live or run.ended else "warn",
         f"run {info.run_id}, {life}: {info.model_class} of SGLang {info.sglang_version}, "
-        f"door {info.door}, layers {layers}, final {' and '.join(info.final) or 'none'}",
+        f"door {info.door}, layers {layers}, final {' and '.join(info.final) or 'none'}, "
+        f"{count_text(len(info.wrapped), 'function')} wrapped",
         "the server stopped without a word; the captures that it published are there",
     )
 

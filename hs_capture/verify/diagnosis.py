@@ -9,7 +9,7 @@ from typing import Any
 
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import PROCESS_MARKS
-from hs_capture.settings import DUMP_DIR, Settings
+from hs_capture.settings import DUMP_DIR, Settings, dump_dir_of
 from hs_capture.verify.activity import (
     look_at_attachment,
     look_at_captures,
@@ -20,7 +20,7 @@ from hs_capture.verify.enabled import look_at_directory, look_at_settings
 from hs_capture.verify.installation import look_at_installation
 from hs_capture.verify.processes import find_servers
 from hs_capture.verify.report import Check, Report, Verdict, count_text, size_text
-from hs_capture.verify.runs import Evidence, Run, read_evidence
+from hs_capture.verify.runs import RUN_FILE, Evidence, Run, read_evidence
 from hs_capture.verify.servers import look_at_server, look_at_sglang
 from hs_capture.verify.soundness import Examined, examine, newest_files
 
@@ -48,22 +48,34 @@ def diagnose(dump_dir: Path | None, sample: int | None) -> Report:
     captures of each run are read whole, None for all of them.
     """
     settings, error = _settings()
-    given = dump_dir is not None
-    if dump_dir is None and settings is not None:
-        dump_dir = settings.dump_dir
+    given = None if dump_dir is None else _dump_dir_of_run(dump_dir)
+    if dump_dir is None:
+        dump_dir = _directory_of_this_shell()
     evidence = Evidence((), None, ()) if dump_dir is None else read_evidence(dump_dir)
     examinations = tuple(_examine(run, sample) for run in evidence.runs)
 
     installation = look_at_installation()
-    place = [*installation.checks, look_at_settings(settings, error, given)]
-    place.append(_no_directory() if dump_dir is None else look_at_directory(dump_dir, settings))
-    place.append(look_at_sglang())
     servers = find_servers(PROCESS_MARKS)
-    running = [
+    judged = [
         look_at_server(server, dump_dir, evidence.runs, installation.installed)
         for server in servers
     ]
-    attachment = list(look_at_attachment(evidence)) if dump_dir is not None else []
+    running = [server.check for server in judged]
+    refused = 0.0 if evidence.refusal is None else evidence.refusal.time
+    # The refusal of a start since a server began is most likely that of this server.
+    starting = [
+        server.root.pid
+        for server, its in zip(servers, judged, strict=True)
+        if its.starting and server.root.started > refused
+    ]
+    first = starting[0] if starting else None
+    place = [
+        *installation.checks,
+        look_at_settings(settings, error, given, bool(starting)),
+        _no_directory(error) if dump_dir is None else look_at_directory(dump_dir, settings, first),
+        look_at_sglang(),
+    ]
+    attachment = list(look_at_attachment(evidence, first)) if dump_dir is not None else []
 
     verdict = _verdict(evidence, examinations, [*running, *attachment])
     if verdict is not Verdict.NOT_ATTACHED:
@@ -78,7 +90,7 @@ def diagnose(dump_dir: Path | None, sample: int | None) -> Report:
     damage = [Check("run files", "fail", text, "do not trust this run") for text in evidence.damage]
     return Report(
         verdict=verdict,
-        summary=_summary(verdict, evidence, examinations),
+        summary=_summary(verdict, evidence, examinations, starting),
         dump_dir=dump_dir,
         checks=(*place, *running, *attachment, *activity, *sound, *damage),
         runs=tuple(_run_object(examination) for examination in examinations),
@@ -92,11 +104,30 @@ def _settings() -> tuple[Settings | None, ConfigError | None]:
         return None, error
 
 
-def _no_directory() -> Check:
+def _directory_of_this_shell() -> Path | None:
+    try:
+        return dump_dir_of()
+    except ConfigError:
+        # The check of the settings says so.
+        return None
+
+
+def _dump_dir_of_run(path: Path) -> Path:
+    """The dump directory, where `path` is that or one run's."""
+    return path.parent if (path / RUN_FILE).is_file() else path
+
+
+def _no_directory(error: ConfigError | None) -> Check:
+    # An error tells that there is a value; without one nothing else would have been looked at.
+    missing = (
+        f"neither --dump-dir nor {DUMP_DIR} is given"
+        if error is None
+        else f"--dump-dir is not given, and the value of {DUMP_DIR} is not accepted"
+    )
     return Check(
         "directory",
         "fail",
-        f"no directory to look at: neither --dump-dir nor {DUMP_DIR} is given",
+        f"no directory to look at: {missing}",
         f"give --dump-dir, or export {DUMP_DIR} as the server has it",
     )
 
@@ -148,12 +179,20 @@ def _verdict(
     return Verdict.FIRED if captured else Verdict.ATTACHED
 
 
-def _summary(verdict: Verdict, evidence: Evidence, examinations: tuple[Examination, ...]) -> str:
+def _summary(
+    verdict: Verdict,
+    evidence: Evidence,
+    examinations: tuple[Examination, ...],
+    starting: list[int],
+) -> str:
     if verdict is Verdict.DAMAGED:
         damaged = sum(len(examination.damaged) for examination in examinations)
         parts = [count_text(damaged, "capture")] * bool(damaged)
         parts += [count_text(len(evidence.damage), "run file")] * bool(evidence.damage)
         return f"{' and '.join(parts)} cannot be trusted"
+    if verdict is Verdict.NOT_ATTACHED and starting:
+        are = f"server {starting[0]} is" if len(starting) == 1 else f"{len(starting)} servers are"
+        return f"no server captures here yet; {are} starting: run verify again in a while"
     if verdict is Verdict.NOT_ATTACHED:
         return "no server captures here; the lines that say fail tell why"
     serving = any(run.live for run in evidence.judged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from hs_capture.dump_dir import prepare
@@ -10,18 +11,29 @@ from hs_capture.errors import ConfigError
 from hs_capture.settings import DUMP_DIR, Settings
 from hs_capture.verify.report import Check, size_text
 
+EXAMPLE = Path("/dev/shm/sglang_hs")
+"""The directory that a hint names where nobody has named one."""
 
-def look_at_settings(settings: Settings | None, error: ConfigError | None, given: bool) -> Check:
-    """Judge the variables of this shell; `given` tells that --dump-dir names the directory."""
+
+def look_at_settings(
+    settings: Settings | None, error: ConfigError | None, given: Path | None, starting: bool
+) -> Check:
+    """Judge the variables of this shell; `given` is the dump directory that --dump-dir names.
+
+    While a server is `starting` nobody is told to start one.
+    """
     name = "settings"
     if error is not None:
-        return Check(name, "fail", str(error), "set it right and start the server again")
+        hint = "set it right" + ("" if starting else " and start the server again")
+        return Check(name, "fail", str(error), hint)
     if settings is None:
         return Check(
             name,
-            "warn" if given else "fail",
+            "fail" if given is None else "warn",
             f"{DUMP_DIR} is not set in this shell, so a server started from it captures nothing",
-            f"export {DUMP_DIR}=/dev/shm/sglang_hs before the server starts",
+            ""
+            if starting
+            else f"export {DUMP_DIR}={shlex.quote(str(given or EXAMPLE))} before the server starts",
         )
     layers = settings.layers
     listed = ",".join(map(str, layers.ids))
@@ -32,16 +44,18 @@ def look_at_settings(settings: Settings | None, error: ConfigError | None, given
     return Check(name, "ok", text)
 
 
-def look_at_directory(path: Path, settings: Settings | None) -> Check:
-    """Judge the dump directory as a server start would; a missing one is left missing."""
+def look_at_directory(path: Path, settings: Settings | None, starting: int | None) -> Check:
+    """Judge the dump directory as a server start would; a missing one is left missing.
+
+    `starting` is the process id of a server that is about to make it, None if there is none.
+    """
     name = "directory"
     if not os.path.lexists(path):
-        return Check(
-            name,
-            "fail",
-            f"{path} does not exist: no server has started with it",
-            f"start the server with {DUMP_DIR}={path}",
-        )
+        if starting is not None:
+            text = f"server {starting} makes it when it has loaded its model"
+            return Check(name, "warn", f"{path} does not exist yet; {text}")
+        hint = f"start the server with {DUMP_DIR}={shlex.quote(str(path))}"
+        return Check(name, "fail", f"{path} does not exist (yet)", hint)
     try:
         # A small file is written and removed: nothing else tells of quotas and read-only mounts.
         found = prepare(path)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, distribution
+from dataclasses import dataclass
 from pathlib import Path
 
 from hs_capture.errors import ConfigError
-from hs_capture.hooks.compat import require_release
+from hs_capture.hooks.compat import installed_release, require_release
 from hs_capture.settings import DUMP_DIR, Settings, sglang_plugins
 from hs_capture.verify.installation import PLUGIN
 from hs_capture.verify.processes import Server
@@ -19,22 +19,28 @@ _CLOCK_SLACK = 2.0
 _RESTART = "start it again, now that hs-capture is installed"
 
 
+@dataclass(frozen=True)
+class Judged:
+    """One running server: its line, and whether it may just be loading its model."""
+
+    check: Check
+    starting: bool = False
+
+
 def look_at_sglang() -> Check:
     """Which SGLang this environment has, and whether capture can be right with it."""
     name = "sglang"
-    try:
-        installed = distribution("sglang")
-    except PackageNotFoundError:
+    installed = installed_release()
+    if installed is None:
         return Check(
             name,
             "fail",
             "no SGLang in this environment",
             "run verify with the Python that runs the server; hs-capture belongs beside SGLang",
         )
-    found = installed.version
-    # An editable installation has its package somewhere else.
-    package = Path(str(installed.locate_file("sglang")))
+    found, package = installed
     try:
+        # An editable installation has its package somewhere else.
         notes = require_release(found, package if package.is_dir() else None)
     except ConfigError as error:
         return Check(name, "fail", str(error))
@@ -45,7 +51,7 @@ def look_at_sglang() -> Check:
 
 def look_at_server(
     server: Server, dump_dir: Path | None, runs: Sequence[Run], installed: float | None
-) -> Check:
+) -> Judged:
     """Judge one running server. "fail": it should capture into `dump_dir` and does not.
 
     A server without the variable is only suspicious while there is no run: later on it may well be
@@ -55,52 +61,51 @@ def look_at_server(
     name = f"server {server.root.pid}"
     for run in runs:
         if run.live and run.info.server_pid in server.pids:
-            return Check(name, "ok", f"attached, run {run.info.run_id}")
+            return Judged(Check(name, "ok", f"attached, run {run.info.run_id}"))
     late = installed is not None and server.root.started < installed - _CLOCK_SLACK
     if server.environ is None:
-        return Check(
-            name,
-            "warn",
-            "not attached here; its environment cannot be read",
-            _RESTART if late else f"was it started with {DUMP_DIR}={dump_dir or '...'}?",
-        )
+        text = "not attached here; its environment cannot be read"
+        hint = _RESTART if late else f"was it started with {DUMP_DIR}={dump_dir or '...'}?"
+        return Judged(Check(name, "warn", text, hint))
     value = server.environ.get(DUMP_DIR, "").strip()
     if not value:
         text = f"runs without {DUMP_DIR}" + (" and is older than the installation" * late)
         hint = "export the variable where the server starts, then start it again"
-        return Check(name, "warn" if runs else "fail", text, hint)
+        return Judged(Check(name, "warn" if runs else "fail", text, hint))
     place = _place(server, value)
     if dump_dir is None or not _is_same(place, dump_dir):
         hint = f"look there: --dump-dir {place}"
-        return Check(name, "warn", f"captures into {place}, not into {dump_dir or 'here'}", hint)
-    text, hint = _reason(server, server.environ, late)
-    return Check(name, "fail", f"should capture into {place}, but {text}", hint)
+        text = f"captures into {place}, not into {dump_dir or 'here'}"
+        return Judged(Check(name, "warn", text, hint))
+    text, hint, starting = _reason(server, server.environ, late)
+    return Judged(Check(name, "fail", f"should capture into {place}, but {text}", hint), starting)
 
 
-def _reason(server: Server, environ: Mapping[str, str], late: bool) -> tuple[str, str]:
-    """Why a server that has the variable is not attached, and what to do."""
+def _reason(server: Server, environ: Mapping[str, str], late: bool) -> tuple[str, str, bool]:
+    """Why a server that has the variable is not attached, what to do, and whether it may yet be."""
     if late:
-        return "it started before hs-capture was installed", _RESTART
+        return "it started before hs-capture was installed", _RESTART, False
     try:
         Settings.from_environ(environ)
     except ConfigError as error:
-        return f"its settings are refused: {error}", "set it right and start the server again"
+        hint = "set it right and start the server again"
+        return f"its settings are refused: {error}", hint, False
     admitted = sglang_plugins(environ)
     if admitted is None or PLUGIN in admitted:
         hint = (
-            "while it loads its model, wait and run verify again; else look for the word "
-            "hs-capture in its log: its model or one of its options may not be supported"
+            "while it loads its model, wait and run verify again; else search its log for "
+            "`hs-capture:`: its model or one of its options may not be supported"
         )
-        return "it is not attached (yet)", hint
+        return "it is not attached (yet)", hint, True
     text = f"SGLANG_PLUGINS leaves out {PLUGIN}"
     if server.root.without_site:
         text = f"it runs with -S, which skips start-up files, and {text}"
-        return text, f"start it without -S, or add {PLUGIN} to SGLANG_PLUGINS"
+        return text, f"start it without -S, or add {PLUGIN} to SGLANG_PLUGINS", False
     hint = (
         f"add {PLUGIN} to SGLANG_PLUGINS and see the start-up file above; if the server is just "
         "loading its model, wait and run verify again"
     )
-    return f"it is not attached, and {text}", hint
+    return f"it is not attached, and {text}", hint, True
 
 
 def _place(server: Server, value: str) -> Path:

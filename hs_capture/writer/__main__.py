@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 
@@ -22,7 +23,12 @@ def main() -> None:
     config = WriterConfig.decode(sys.stdin.buffer.read())
     if os.fork():
         os._exit(0)
+    # A service manager signals every process of a server. This one ends when the server has.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Every open request is an open file.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.nice(NICENESS)
     logging.basicConfig(format="%(message)s")
     Writer(config).run()

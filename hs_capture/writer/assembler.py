@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from hs_capture.faults import FaultLog
 from hs_capture.format.codec import dtype_of, encode, encode_planes, rows_per_block
 from hs_capture.format.container import ContainerWriter
 from hs_capture.ring.consumer import Consumer, Entry
-from hs_capture.ring.message import Closed, Opened, Segment, StreamSpec
+from hs_capture.ring.message import Closed, Lost, Opened, Segment, StreamSpec
 from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.publisher import OPEN_FOLDER, Publisher
 from hs_capture.writer.record import Record
@@ -62,6 +63,10 @@ class Assembler:
         self._open: dict[int, Record] = {}
         # Why requests have no record here; word of them goes out when they are closed.
         self._unopened: dict[int, str] = {}
+        # Requests whose records were closed for lack of news, until word of their end comes.
+        self._overdue: set[int] = set()
+        self.rows_late = 0
+        """Rows that came for such a record after it was closed."""
         self._folder = Path(config.run_dir) / OPEN_FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
@@ -91,10 +96,35 @@ class Assembler:
             self._close(entry, closed)
         self._ring.release(entry)
 
+    def renounce(self, entry: Entry, reason: str) -> None:
+        """Do what `entry` says but for its rows, which are given up for `reason`."""
+        for opened in entry.message.opened:
+            if opened.key not in self._open:
+                self._lose(opened.rid, opened.num_tokens, reason)
+                self._overdue.add(opened.key)
+        for segment in entry.message.segments:
+            if segment.key in self._open:
+                lost = Lost(segment.key, segment.start, segment.stop, reason)
+                self._open[segment.key].losses.append(lost)
+        for closed in entry.message.closed:
+            self._close(entry, closed)
+        self._ring.release(entry)
+
     def close_all(self, reason: str) -> None:
         """Close every open record because of `reason`."""
         for record in list(self._open.values()):
             self._close_record(record, reason)
+
+    def close_overdue(self) -> None:
+        """Close the records that had no news for `record_seconds`: their requests were aborted.
+
+        To be called when all that the server has sent was applied.
+        """
+        oldest = time.monotonic() - self._config.record_seconds
+        for key, record in list(self._open.items()):
+            if record.last_news < oldest:
+                self._overdue.add(key)
+                self._close_record(record, "aborted")
 
     @property
     def _row_bytes(self) -> int:
@@ -106,6 +136,8 @@ class Assembler:
             return
         path = self._folder / f"{self._config.rank}-{opened.key}.part"
         try:
+            # Whoever cleans up unused folders may have taken it.
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             container = ContainerWriter(path, mode=self._config.file_mode)
         except OSError as error:
             reason = self._count_error("a capture file could not be created", error)
@@ -121,7 +153,9 @@ class Assembler:
     def _take_segment(self, entry: Entry, segment: Segment) -> None:
         record = self._open.get(segment.key)
         if record is None:
-            # It has no file. `_close` tells of it.
+            # It has no file, of which `_close` tells, or it was overdue.
+            if segment.key in self._overdue:
+                self.rows_late += segment.stop - segment.start
             return
         for start, stop in record.take(segment.start, segment.stop):
             offset = 0
@@ -170,6 +204,10 @@ class Assembler:
             self._settle(block.record, stored=1)
 
     def _close(self, entry: Entry, closed: Closed) -> None:
+        if closed.key in self._overdue:
+            # It was published when it was closed for lack of news.
+            self._overdue.remove(closed.key)
+            return
         record = self._open.get(closed.key)
         if record is None:
             # Only a writer that died before it could publish this request had its rows.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from hs_capture.ring.message import StreamSpec
+
+RECORD_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class WriterConfig:
     """Whether each stream in a payload is one byte plane after the other."""
     metadata: dict[str, Any]
     """Copied into every capture: layer ids, model class, versions and so on."""
+    record_seconds: float = field(default_factory=lambda: RECORD_SECONDS)
+    """How long a record stays open without news. SGLang tells nobody of an aborted request, and an
+    idle server keeps its object, so that not even its end is seen."""
 
     def encode(self) -> bytes:
         """Return the configuration as JSON."""

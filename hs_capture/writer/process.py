@@ -43,6 +43,8 @@ class Writer:
         self._started = time.time()
         self._server_error: str | None = None
         self._server_gone_at: float | None = None
+        # Whether all that the server has published so far was taken.
+        self._caught_up = False
 
     def run(self) -> None:
         """Work until the server is gone, then finish what it left."""
@@ -55,9 +57,15 @@ class Writer:
             if self._finished():
                 break
             if time.monotonic() - heartbeat >= HEARTBEAT_SECONDS:
+                if self._caught_up:
+                    self._assembler.close_overdue()
                 self._write_status("serving")
                 heartbeat = time.monotonic()
             self._wait()
+        # What is left has no room, or never arrived from the device. It is told, not stored.
+        reason = "server_stopped" if self._has_room() else "file_system_full"
+        for entry in self._ring.entries(in_place=False):
+            self._assembler.renounce(entry, reason)
         self._assembler.close_all("server_stopped")
         self._pool.shutdown(wait=True)
         self._write_status("ended")
@@ -71,15 +79,21 @@ class Writer:
         SGLANG_HS_ON_FULL says.
         """
         entries = self._ring.entries()
+        self._caught_up = False
         while self._has_room():
             entry = next(entries, None)
             if entry is None:
+                self._caught_up = not self._ring.waiting
                 return
             yield entry
 
     def _has_room(self) -> bool:
         """Whether more than the reserve of the file system is free."""
-        space = os.statvfs(self._config.run_dir)
+        try:
+            space = os.statvfs(self._config.run_dir)
+        except OSError as error:
+            self._faults.record("the run directory is gone", error)
+            return False
         return space.f_bavail * space.f_frsize > self._config.reserve_bytes
 
     def _finished(self) -> bool:
@@ -111,6 +125,7 @@ class Writer:
             **self._publisher.counters,
             "writer_errors": self._faults.count,
             "open_records": self._assembler.open_records,
+            "rows_late": self._assembler.rows_late,
         }
         status = Status(
             run_id=Path(self._config.run_dir).name,

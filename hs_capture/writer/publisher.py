@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import threading
@@ -10,10 +11,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from hs_capture.errors import FormatError
 from hs_capture.format.codec import dtype_of
 from hs_capture.format.index import IndexEntry, append_line, cut_torn_line, read_index
 from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.record import Record
+
+logger = logging.getLogger(__name__)
 
 CAPTURES_PER_FOLDER = 1000
 """A million captures make a thousand folders of a thousand files."""
@@ -48,8 +52,7 @@ class Publisher:
         self._index_path = self.run_dir / f"index-{config.rank}.jsonl"
         self._sequence = 0
         if self._index_path.exists():
-            cut_torn_line(self._index_path)
-            for entry in read_index(self._index_path):
+            for entry in self._earlier_entries():
                 self._sequence = max(self._sequence, entry.sequence + 1)
                 self._count(entry)
             self._sequence = max(self._sequence, self._first_free_sequence())
@@ -117,6 +120,17 @@ class Publisher:
                 published=time.time(),
             )
         )
+
+    def _earlier_entries(self) -> list[IndexEntry]:
+        """Return what the index holds; a broken one is put aside, for readers have the files."""
+        cut_torn_line(self._index_path)
+        try:
+            return read_index(self._index_path)
+        except FormatError as error:
+            aside = self._index_path.with_suffix(f".broken-{time.time_ns()}")
+            logger.error("hs-capture: %s; it is put aside as %s", error, aside.name)
+            self._index_path.rename(aside)
+            return []
 
     def close(self) -> None:
         """Close the index."""

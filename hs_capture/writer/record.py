@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,8 @@ class Record:
     container: ContainerWriter
     covered: list[Interval] = field(default_factory=list)
     losses: list[Lost] = field(default_factory=list)
+    last_news: float = field(default_factory=time.monotonic)
+    """When it was opened, or rows of it came last."""
     pending: int = 0
     """Blocks that are still being compressed or written."""
     closing: bool = False
@@ -51,6 +54,7 @@ class Record:
         A request that SGLang retracts is prefilled again, from the same weights and tokens: those
         rows are there already. Positions from the prompt's end on are generated tokens.
         """
+        self.last_news = time.monotonic()
         new = subtract((start, min(stop, self.request.num_tokens)), self.covered)
         self.covered = union([*self.covered, *new])
         return new

@@ -119,7 +119,6 @@ def test_an_ability_that_is_there_in_no_known_way_is_reported(
     ("version", "name"),
     [
         (NEWEST, "enable_layernorm_sp"),
-        (NEWEST, "enable_return_aux_hidden_states"),
         (OLDEST, "enable_flashinfer_allreduce_fusion"),
     ],
 )

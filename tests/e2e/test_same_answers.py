@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.answers import timeless
 from harness.captures import run_info, status, wait_for
 from harness.client import generate
 from harness.compare import assert_exact
@@ -18,8 +19,6 @@ from harness.reference import Reference
 from harness.server import Serve, ServerConfig
 
 LENGTHS = [1, 15, 16, 17, 40, 100]
-# What SGLang says about the time an answer took, which is never the same twice.
-TIMES = {"e2e_latency", "response_sent_to_client_ts"}
 HOOKED = [
     "DeepseekV2ForCausalLM.__init__",
     "DeepseekV2Model.forward",
@@ -54,7 +53,7 @@ def ask(serve: Serve, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
                 for length in LENGTHS:
                     rid = f"{kind}-{length}"
                     # A key of its own keeps the prompts of one kind out of the next one's cache.
-                    answers[rid] = _timeless(
+                    answers[rid] = timeless(
                         generate(
                             server.url,
                             prompt(length, length),
@@ -154,9 +153,3 @@ def test_the_run_has_ended_with_its_server(on: Served, dump_dir: Path) -> None:
     assert ended["counters"]["captures"] == len(on.answers)
     assert ended["counters"]["open_records"] == 0
     assert not list(dump_dir.rglob("*.part"))
-
-
-def _timeless(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without the times in it."""
-    meta = {name: value for name, value in answer["meta_info"].items() if name not in TIMES}
-    return {**answer, "meta_info": meta}

@@ -38,7 +38,7 @@ def generate(
         **({} if rid is None else {"rid": rid}),
         **fields,
     }
-    return dict(_post(f"{url}/generate", body, timeout))
+    return dict(post(f"{url}/generate", body, timeout))
 
 
 def generate_batch(
@@ -57,7 +57,7 @@ def generate_batch(
             "ignore_eos": True,
         },
     }
-    return list(_post(f"{url}/generate", body, timeout))
+    return list(post(f"{url}/generate", body, timeout))
 
 
 def generate_concurrently(
@@ -66,16 +66,19 @@ def generate_concurrently(
     at_once: int,
     max_new_tokens: int = 1,
     answered: Callable[[int], None] | None = None,
+    **fields: Any,
 ) -> dict[str, dict[str, Any]]:
     """Send each (rid, prompt) as a request of its own, ``at_once`` at a time; answers by rid.
 
-    ``answered`` is called with the number of answers so far, from the calling thread.
+    ``answered`` is called with the number of answers so far, from the calling thread. ``fields`` go
+    into each request.
     """
     answers: dict[str, dict[str, Any]] = {}
     pool = ThreadPoolExecutor(at_once)
     try:
         futures = {
-            pool.submit(generate, url, prompt, rid, max_new_tokens): rid for rid, prompt in prompts
+            pool.submit(generate, url, prompt, rid, max_new_tokens, **fields): rid
+            for rid, prompt in prompts
         }
         for future in as_completed(futures):
             answers[futures[future]] = future.result()
@@ -92,7 +95,8 @@ def abort(url: str, rid: str) -> None:
     _answer(_json_request(f"{url}/abort_request", {"rid": rid}), timeout=30)
 
 
-def _post(url: str, body: object, timeout: float) -> Any:
+def post(url: str, body: object, timeout: float = 30) -> Any:
+    """Send JSON and return the JSON of the answer, or raise RefusedError."""
     return json.loads(_answer(_json_request(url, body), timeout))
 
 

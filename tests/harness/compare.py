@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 
 from harness.reference import Reference
-from hs_capture import Capture
+from hs_capture import Capture, NotCapturedError
 
 # float32 sums in another order than transformers', through eight layers.
 TOLERANCE = 1e-5
@@ -65,3 +66,25 @@ def assert_exact(
         if error > TOLERANCE
     }
     assert not wrong, f"rid {capture.rid!r}: {wrong}"
+
+
+def assert_cached(
+    capture: Capture,
+    prompt: Sequence[int],
+    reference: Reference,
+    layer_ids: Sequence[int],
+    cached: int,
+) -> None:
+    """Assert that a capture lacks the first ``cached`` rows, says so, and has all others right."""
+    if cached == 0:
+        assert_exact(capture, prompt, reference, layer_ids)
+        return
+    assert not capture.complete
+    assert capture.incomplete_reason == "prefix_cache"
+    assert capture.missing == [(0, cached)]
+    assert capture.num_tokens == len(prompt)
+    assert capture.layer_ids == list(layer_ids)
+    found = errors(capture, prompt, reference, rows=(cached, len(prompt)))
+    assert max(found.values()) <= TOLERANCE, f"rid {capture.rid!r}: {found}"
+    with pytest.raises(NotCapturedError, match="prefix_cache"):
+        capture.aux_hidden_states(rows=(cached - 1, len(prompt)))

@@ -100,12 +100,13 @@ class Zygote:
     import takes a while and goes on in the background until the first server is asked for.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, environment: Mapping[str, str] | None = None) -> None:
+        """``environment`` is what must be set when SGLang is imported."""
         self._log = log
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, str(ZYGOTE)],
-                env=host_environment({}),
+                env=host_environment(environment or {}),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,

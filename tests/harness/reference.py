@@ -26,14 +26,14 @@ class Reference:
     """Computes states with transformers, and remembers them by prompt."""
 
     def __init__(self, model_path: Path) -> None:
-        from transformers import DeepseekV2ForCausalLM
+        from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         # SGLang's scheduler keeps a core busy even when it is idle. A second thread here would
         # wait for that core at every operation, and a prompt would take seconds.
         torch.set_num_threads(1)
-        self._model = DeepseekV2ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
         self._known: dict[tuple[int, ...], States] = {}
         self._seen: dict[Any, torch.Tensor] = {}
         # Hooks of our own, because the last of transformers' `hidden_states` is normed already.

@@ -20,8 +20,9 @@ START_SECONDS = 180.0
 STOP_SECONDS = 30.0
 # The writer may finish what is in its ring after the server has gone.
 AFTERLIFE_SECONDS = 10.0
-# SGLang itself leaves one small segment of this name whenever it ends.
-SGLANG_LEFTOVER = "sglang_loads_"
+# SGLang itself leaves small segments of these names when it ends: what each scheduler says of its
+# load, and the queue between the schedulers of several ranks.
+SGLANG_LEFTOVERS = ("sglang_loads_", "sgl_shm_mq_")
 
 
 class ServerEndedError(Exception):
@@ -173,7 +174,7 @@ def _remove(segments: set[Path]) -> list[str]:
     left = [segment for segment in segments if segment.exists()]
     for segment in left:
         segment.unlink(missing_ok=True)
-    return sorted(str(path) for path in left if not path.name.startswith(SGLANG_LEFTOVER))
+    return sorted(str(path) for path in left if not path.name.startswith(SGLANG_LEFTOVERS))
 
 
 Serve = Callable[[Launcher, ServerConfig], AbstractContextManager[Server]]

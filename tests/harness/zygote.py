@@ -110,11 +110,13 @@ def _enter_private_mounts(commands: list[list[str]]) -> None:
 def _serve(arguments: list[str]) -> None:
     """Do what ``python -m sglang.launch_server`` does."""
     import probes
+    import stand_ins
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    stand_ins.install()
     probes.install()
     load_plugins()
     try:

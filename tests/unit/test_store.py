@@ -266,6 +266,25 @@ def test_any_rid_is_found_again(dump: Path, rid: str) -> None:
     assert open_store(dump)[rid].metadata["rid"] == rid
 
 
+def test_a_prompt_is_found_by_its_token_ids(dump: Path) -> None:
+    """All captures of it, the oldest first, and those of no other prompt of the same length."""
+    first = write_run(dump)
+    second = write_run(dump, replace(RUN, run_id="second", created=RUN.created + 1))
+    write_capture(first, 1, "other", STREAMS)
+    write_capture(second, 0, "again", STREAMS)
+    write_capture(first, 0, "r", STREAMS)
+    longer = {name: np.tile(rows, (2, 1)) for name, rows in STREAMS.items()}
+    write_capture(first, 2, "longer", longer)
+    store = open_store(dump)
+    ids = list(range(10))
+    assert [c.rid for c in store.find(ids)] == ["r", "again"]
+    assert [c.rid for c in store.find(np.array(ids))] == ["r", "again"]
+    assert [c.rid for c in store.find(store["other"].input_ids)] == ["other"]
+    assert store.find(ids[:-1]) == store.find([]) == []
+    store["r"].path.unlink()
+    assert [c.rid for c in store.find(ids)] == ["again"]
+
+
 def test_a_rid_that_never_came_is_a_key_error(dump: Path) -> None:
     write_run(dump)
     with pytest.raises(NotCapturedError) as caught:

@@ -52,8 +52,6 @@ def host(
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"speculative_algorithm": "EAGLE3"}, "--speculative-algorithm"),
-        ({"enable_return_aux_hidden_states": True}, "--enable-return-aux-hidden-states"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
         ({"enable_attn_tp_input_scattered": True}, "--enable-attn-tp-input-scattered"),
         ({"enable_layernorm_sp": True}, "--enable-layernorm-sp"),
@@ -71,7 +69,7 @@ def test_settings_that_make_rows_wrong_are_refused(setting: dict[str, object], s
 def test_plain_settings_and_missing_ones_are_fine() -> None:
     require_no_obstacle(host())
     require_no_obstacle(
-        host(speculative_algorithm=None, attn_cp_size=1, disaggregation_mode="prefill")
+        host(speculative_algorithm="EAGLE3", attn_cp_size=1, disaggregation_mode="prefill")
     )
 
 

@@ -54,14 +54,14 @@ def test_ids_are_ascending_and_may_hold_the_embedding_and_the_last_but_one() -> 
 @pytest.mark.parametrize(
     ("layers", "reason"),
     [
-        ((60,), "layer 60 is the last of this model's 61 layers.*SGLANG_HS_FINAL=pre_norm"),
-        ((61,), "layer 61 does not exist: .*ids go from -1 .* to 59"),
-        ((1, -2), "layer -2 does not exist"),
-        ((3, 4, 3), "3,4,3 names a layer twice"),
+        ((60,), "60: layer 60 is the last of this model's 61 layers.*SGLANG_HS_FINAL=pre_norm"),
+        ((61,), "61: layer 61 does not exist: .*ids go from -1 .* to 59"),
+        ((1, -2), "1,-2: layer -2 does not exist"),
+        ((3, 4, 3), "3,4,3: a layer is named twice"),
     ],
 )
 def test_ids_that_the_model_does_not_have_are_refused(layers: tuple[int, ...], reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"SGLANG_HS_LAYERS: {reason}"):
+    with pytest.raises(ConfigError, match=f"SGLANG_HS_LAYERS={reason}"):
         settle(ids(*layers))
 
 
@@ -84,9 +84,11 @@ def test_eagle3_ids_are_what_the_server_makes_of_them() -> None:
 
     assert resolve(2, 30, 58) == resolve(1, 29, 57) == (1, 29, 57)
     assert resolve(0, 5) == (-1, 4)
-    with pytest.raises(ConfigError, match="layer 60 is the last"):
+    with pytest.raises(
+        ConfigError, match=r"eagle3:2,61 \(here the outputs of layers 1,60\): layer 60 is"
+    ):
         resolve(2, 61)
-    with pytest.raises(ConfigError, match="names a layer twice"):
+    with pytest.raises(ConfigError, match="a layer is named twice"):
         resolve(2, 2)
 
 

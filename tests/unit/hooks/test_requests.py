@@ -31,6 +31,8 @@ class Req:
         self.origin_input_ids = tokens
         self.origin_input_ids_unpadded = tokens
         self.cached_tokens = cached
+        self.to_finish: object = None
+        self.input_embeds: object = None
 
 
 def batch(*extents: tuple[Req, int, int], mode: Mode = Mode.EXTEND) -> Any:
@@ -149,6 +151,17 @@ def test_gone_requests_are_named_once() -> None:
     assert len(book.take_gone()) == 1
 
 
+def test_a_refused_request_is_left_out() -> None:
+    """SGLang computes one token in place of its prompt; an abort later on changes nothing."""
+    book = RequestBook(None)
+    refused, later = Req("refused", [7]), Req("later", [1, 2])
+    refused.origin_input_ids = [0]
+    refused.to_finish = "abort"
+    assert rows(book.snapshot(batch((refused, 0, 1), (later, 0, 1)))) == [("later", 0, 1, 1)]
+    later.to_finish = "abort"
+    assert rows(book.snapshot(batch((later, 1, 1)))) == [("later", 1, 2, 0)]
+
+
 def test_a_multimodal_prompt_keeps_its_true_ids() -> None:
     """SGLang puts hashes of images into the padded ids; where lengths differ, those count rows."""
     book = RequestBook(None)
@@ -165,3 +178,21 @@ def test_half_a_surrogate_pair_in_a_rid_is_spelled_out() -> None:
     """JSON from a client may hold one; it must not spoil the batch for the other requests."""
     snapshot = RequestBook(None).snapshot(batch((Req("a\ud800", [1]), 0, 1)))
     assert snapshot.rows[0].request.rid == "a\\ud800"
+
+
+def test_embeddings_in_place_of_tokens_are_left_out() -> None:
+    """SGLang makes up token ids for them."""
+    embedded = Req("embedded", [1, 1, 1])
+    embedded.input_embeds = [[0.0]]
+    assert RequestBook(None).snapshot(batch((embedded, 0, 3))).rows == ()
+
+
+def test_a_rid_of_any_length_is_stored_in_a_few_kilobytes() -> None:
+    """Its beginning and its digest stand for it; two long ones stay apart."""
+    book = RequestBook(None)
+    reqs = [Req(9_000_000 * "x" + end, [1, 2]) for end in "ab"]
+    snapshot = book.snapshot(batch(*((req, 0, 2) for req in reqs)))
+    rids = [row.request.rid for row in snapshot.rows]
+    assert [rid[:4096] for rid in rids] == [4096 * "x"] * 2
+    assert rids[0] != rids[1]
+    assert {len(rid) for rid in rids} == {4096 + len("...sha256:") + 64}

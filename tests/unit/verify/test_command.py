@@ -71,6 +71,35 @@ def test_wrong_usage_is_4_so_that_it_is_no_verdict(
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "hs-capture: give a command: verify"),
+        (["nonsense"], "hs-capture: argument {verify}: invalid choice: 'nonsense'"),
+    ],
+)
+def test_a_missing_or_unknown_command_is_answered_with_the_commands(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    usage, last = capsys.readouterr().err.splitlines()
+    assert usage == "usage: hs-capture [-h] [--version] {verify} ..."
+    assert last.startswith(message)
+
+
+def test_the_help_lists_every_command_under_one_heading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    heading = "commands:\n  verify  did the hook fire, and are the files right?\n"
+    assert f"\n\n{heading}\n" in text
+    assert "positional" not in text
+
+
 def test_verify_needs_neither_torch_nor_sglang(new_run: NewRun, dump: Path) -> None:
     new_run(captures=1)
     code = (

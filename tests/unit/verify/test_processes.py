@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hs_capture.format.run import Refusal
 from hs_capture.verify.processes import Process, find_servers, started_at
 from hs_capture.verify.report import Check
 from hs_capture.verify.servers import look_at_server
@@ -54,7 +56,7 @@ def judge(
 ) -> Check:
     """What verify says of the server that began with process `pid`."""
     (server,) = [server for server in find_servers(marks) if server.root.pid == pid]
-    return look_at_server(server, dump, (), installed)
+    return look_at_server(server, dump, (), installed).check
 
 
 def test_a_server_is_known_by_its_command_line(dump: Path) -> None:
@@ -181,6 +183,68 @@ def test_a_server_that_should_capture_and_does_not_is_told_why(
         check = judge(pid, dump, installed)
     assert (check.state, check.text) == ("fail", f"should capture into {dump}, but {reason}")
     assert check.hint
+
+
+def test_a_server_that_loads_its_model_is_said_to_start_and_nobody_is_told_to_start_one(
+    verify: Verify, tmp_path: Path
+) -> None:
+    place = tmp_path / "later" / "dump"
+    with running("sglang.launch_server", environ={"SGLANG_HS_DUMP_DIR": str(place)}) as pid:
+        answer = verify(directory=place)
+    assert (answer.exit_code, answer.said["verdict"]) == (2, "not attached")
+    assert answer.said["summary"] == (
+        f"no server captures here yet; server {pid} is starting: run verify again in a while"
+    )
+    assert answer.check("directory") == {
+        "name": "directory",
+        "state": "warn",
+        "text": f"{place} does not exist yet; server {pid} makes it when it has loaded its model",
+        "hint": "",
+    }
+    assert answer.check("attached")["hint"] == (
+        f"run verify again when server {pid} has loaded its model"
+    )
+    hints = [check["hint"] for check in answer.said["checks"] if check["state"] != "ok"]
+    assert not [hint for hint in hints if "start the server" in hint or "server starts" in hint]
+    assert not place.exists()
+
+
+def test_several_servers_that_load_their_models_are_counted(verify: Verify, dump: Path) -> None:
+    environ = {"SGLANG_HS_DUMP_DIR": str(dump)}
+    with (
+        running("sglang.launch_server", environ=environ),
+        running("sglang.launch_server", environ=environ),
+    ):
+        answer = verify()
+    assert answer.said["summary"].startswith("no server captures here yet; 2 servers are starting")
+
+
+def test_a_server_whose_settings_are_refused_is_not_said_to_start(
+    verify: Verify, dump: Path
+) -> None:
+    environ = {"SGLANG_HS_DUMP_DIR": str(dump), "SGLANG_HS_WORKERS": "many"}
+    with running("sglang.launch_server", environ=environ):
+        answer = verify()
+    assert answer.said["summary"] == "no server captures here; the lines that say fail tell why"
+
+
+@pytest.mark.parametrize(
+    ("refused", "state", "summary"),
+    [
+        (-60, "warn", "no server captures here yet; server {} is starting: "),
+        (60, "fail", "no server captures here; the lines that say fail tell why"),
+    ],
+)
+def test_a_server_is_starting_only_if_no_start_was_refused_since_it_began(
+    verify: Verify, dump: Path, refused: float, state: str, summary: str
+) -> None:
+    with running("sglang.launch_server", environ={"SGLANG_HS_DUMP_DIR": str(dump)}) as pid:
+        refusal = Refusal(time.time() + refused, pid, "0.5.23", "no")
+        refusal.write(dump / "last-refusal.json")
+        answer = verify()
+    assert answer.exit_code == 2
+    assert answer.check("start refused")["state"] == state
+    assert answer.said["summary"].startswith(summary.format(pid))
 
 
 def test_a_server_with_a_run_here_is_attached(verify: Verify, new_run: NewRun, dump: Path) -> None:

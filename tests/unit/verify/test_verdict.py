@@ -45,7 +45,7 @@ def test_captures_of_a_serving_server_fired_and_are_sound(verify: Verify, new_ru
         "name": "attached",
         "state": "ok",
         "text": f"run run-a, serving in process {os.getpid()}: DeepseekV2ForCausalLM of "
-        "SGLang 0.5.23, door pth, layers 1,3,4, final pre_norm",
+        "SGLang 0.5.23, door pth, layers 1,3,4, final pre_norm, 2 functions wrapped",
         "hint": answer.check("attached")["hint"],
     }
     assert not [check for check in answer.said["checks"] if check["state"] == "fail"]
@@ -94,7 +94,8 @@ def test_an_empty_directory_means_not_attached(verify: Verify) -> None:
 def test_a_directory_that_does_not_exist_is_not_created(verify: Verify, tmp_path: Path) -> None:
     answer = verify(directory=tmp_path / "none")
     assert answer.exit_code == 2
-    assert "does not exist" in answer.check("directory")["text"]
+    check = answer.check("directory")
+    assert (check["state"], check["text"]) == ("fail", f"{tmp_path}/none does not exist (yet)")
     assert not (tmp_path / "none").exists()
 
 
@@ -144,6 +145,40 @@ def test_a_wrong_setting_is_named(
     answer = verify()
     assert answer.exit_code == 2
     assert answer.check("settings")["text"].startswith("SGLANG_HS_LAYERS='1,1' is not accepted")
+
+
+def test_the_variable_names_the_directory_also_when_another_one_is_wrong(
+    verify: Verify, new_run: NewRun, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_run(captures=1)
+    monkeypatch.setenv("SGLANG_HS_DUMP_DIR", f" {dump} ")
+    monkeypatch.setenv("SGLANG_HS_LAYERS", "foo")
+    answer = verify(directory=None)
+    assert (answer.exit_code, answer.said["dump_dir"]) == (0, str(dump))
+    assert answer.check("directory")["state"] == "ok"
+    assert answer.check("settings")["text"].startswith("SGLANG_HS_LAYERS='foo' is not accepted")
+
+
+def test_a_directory_that_is_not_accepted_is_not_called_missing(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_HS_DUMP_DIR", "~/dump")
+    answer = verify(directory=None)
+    assert answer.exit_code == 2
+    assert answer.check("directory")["text"] == (
+        "no directory to look at: --dump-dir is not given, and the value of SGLANG_HS_DUMP_DIR is "
+        "not accepted"
+    )
+
+
+def test_the_hint_to_export_the_variable_names_the_directory_that_is_looked_at(
+    verify: Verify, new_run: NewRun, dump: Path, tmp_path: Path
+) -> None:
+    run = new_run(captures=1)
+    spaced = tmp_path / "a b"
+    for given, named in ((dump, dump), (run, dump), (spaced, f"'{spaced}'")):
+        hint = verify(directory=given).check("settings")["hint"]
+        assert hint == f"export SGLANG_HS_DUMP_DIR={named} before the server starts"
 
 
 def test_a_server_without_a_capture_yet_is_attached(verify: Verify, new_run: NewRun) -> None:

@@ -24,6 +24,7 @@ from hs_capture.format.index import IndexEntry, read_index
 from hs_capture.ring.consumer import Consumer
 from hs_capture.ring.message import Closed, Lost, Message, Opened, Segment, StreamSpec
 from hs_capture.ring.producer import Producer
+from hs_capture.writer import config as writer_config
 from hs_capture.writer.assembler import Assembler
 from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.publisher import Publisher
@@ -331,3 +332,35 @@ def test_each_chunk_is_stored_as_it_comes(tmp_path: Path, rows_at_once: int) -> 
     with ContainerReader(tmp_path / line.file) as reader:
         assert len(reader.streams["layer.1"].blocks) == 14 // rows_at_once
         assert reader.covered("layer.1") == [(0, 14)]
+
+
+def test_a_record_without_news_is_closed_and_what_comes_later_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is published once, as aborted; the end of its request tells nothing new."""
+    monkeypatch.setattr(writer_config, "RECORD_SECONDS", 0.0)
+    one, two = Opened(0, "r0", 6, 0), Opened(1, "r1", 4, 0)
+    with bench(tmp_path) as running:
+        running.send(message([(0, 0, 2), (1, 0, 3)], opened=[one, two]))
+        running.assembler.close_overdue()
+        assert running.assembler.open_records == 0
+        running.send(message([(0, 2, 6)], closed=[Closed(0, "r0", 6)]))
+        running.send(message(closed=[Closed(1, "r1", 4, "aborted")]))
+        assert running.assembler.rows_late == 4
+        # The server numbers its requests: a new one is never taken for the old one.
+        running.send(message([(2, 0, 4)], opened=[replace(two, key=2)]))
+        running.send(message(closed=[Closed(2, "r1", 4)]))
+    lines = [(line.rid, line.incomplete_reason, line.missing) for line in running.index()]
+    assert sorted(lines[:2]) == [("r0", "aborted", ((2, 6),)), ("r1", "aborted", ((3, 4),))]
+    assert lines[2:] == [("r1", None, ())]
+
+
+def test_a_record_with_news_stays_open(tmp_path: Path) -> None:
+    one = Opened(0, "r0", 4, 0)
+    with bench(tmp_path) as running:
+        running.send(message([(0, 0, 2)], opened=[one]))
+        running.assembler.close_overdue()
+        running.send(message([(0, 2, 4)], closed=[Closed(0, "r0", 4)]))
+        assert running.assembler.rows_late == 0
+    (line,) = running.index()
+    assert line.complete

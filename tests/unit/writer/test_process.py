@@ -16,6 +16,7 @@ from capture_server import CaptureServer, assert_complete, assert_incomplete, pr
 from harness import processes
 from hs_capture import open_store
 from hs_capture.ring.message import Message, Opened, StreamSpec
+from hs_capture.writer import config as writer_config
 from hs_capture.writer import process
 from hs_capture.writer.config import WriterConfig
 
@@ -122,7 +123,7 @@ def test_what_a_dead_writer_left_unfinished_is_removed(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_below_the_reserve_nothing_is_taken_and_the_end_comes_all_the_same(
+def test_below_the_reserve_nothing_is_stored_but_told_and_the_end_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file system counts as full; the writer gives up some time after the server is gone."""
@@ -139,7 +140,34 @@ def test_below_the_reserve_nothing_is_taken_and_the_end_comes_all_the_same(
     started = time.monotonic()
     writer.run()
     assert 0.3 <= time.monotonic() - started < 5
-    assert not server.drained
+    assert server.drained
+    (line,) = server.index()
+    assert (line.file, line.rid, line.incomplete_reason) == (None, "r0", "file_system_full")
     assert server.status().state == "ended"
     os.close(bell)
     os.close(server.producer.descriptor)
+
+
+def test_requests_of_which_nothing_more_is_heard_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand aborted ones, of which the server does not know either that they are gone."""
+    monkeypatch.setattr(writer_config, "RECORD_SECONDS", 0.5)
+    with CaptureServer(tmp_path) as server:
+        descriptors = Path(f"/proc/{server.writer_pid()}/fd")
+        wait_until((server.run_dir / "status-tp0.json").exists, "the status file")
+        before = len(list(descriptors.iterdir()))
+        for key in range(1000):
+            server.prefill((prompt(key, 3), 0, 2))
+            if key % 100 == 99:
+                wait_until(lambda: not list(server.run_dir.glob("open/*")), "published captures")
+        wait_until(lambda: server.status().counters["open_records"] == 0, "closed records")
+        assert len(list(descriptors.iterdir())) == before
+        assert server.drained
+        server.prefill((prompt(999, 3), 2, 1))
+        wait_until(lambda: server.status().counters["rows_late"] == 1, "the late row")
+    counters = server.status().counters
+    assert (counters["captures"], counters["incomplete"]) == (1000, 1000)
+    assert (counters["writer_errors"], counters["rows_dropped"]) == (0, 0)
+    for key in (0, 500, 999):
+        assert_incomplete(server.store()[f"r{key}"], prompt(key, 3), "aborted", [(2, 3)])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 TAP = "HS_TEST_TAP"
 FAULT = "HS_TEST_FAULT"
+CONSTANT = "HS_TEST_CONSTANT"
+DRAFT = "HS_TEST_DRAFT"
 
 
 def install() -> None:
@@ -15,7 +17,15 @@ def install() -> None:
         from probes import fault as planted
 
         planted.plant(fault)
+    if constant := os.environ.get(CONSTANT):
+        from probes import constant as changed
+
+        changed.change(constant)
     if directory := os.environ.get(TAP):
         from probes import tap
 
         tap.install(Path(directory))
+    if directory := os.environ.get(DRAFT):
+        from probes import draft
+
+        draft.install(Path(directory))

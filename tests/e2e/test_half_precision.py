@@ -1,4 +1,4 @@
-"""In bfloat16 the stored bits are the bits at the tap."""
+"""In bfloat16 and in float16 the stored bits are the bits at the tap."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ class Tapped:
 
     server: Server
     folder: Path
+    dtype: torch.dtype
+    dump_dir: Path
 
     def forwards(self) -> set[Path]:
         """Return the files of all forwards so far."""
         return set(self.folder.glob("*.pt"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["bfloat16", "float16"])
 def tapped(
+    request: pytest.FixtureRequest,
     serve: Serve,
     zygote: Zygote,
     model: Path,
-    dump_dir: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Tapped]:
-    """A bfloat16 server with the tap of the tests beside ours."""
+    """A server of two-byte states with the tap of the tests beside ours."""
     folder = tmp_path_factory.mktemp("tap")
+    dump_dir = tmp_path_factory.mktemp("capture") / "dump"
     environment = {
         "SGLANG_HS_DUMP_DIR": str(dump_dir),
         "SGLANG_HS_LAYERS": ",".join(map(str, LAYERS)),
@@ -47,20 +50,20 @@ def tapped(
         "SGLANG_HS_BUFFER": "16M",
         "HS_TEST_TAP": str(folder),
     }
-    with serve(zygote, ServerConfig(model, environment, dtype="bfloat16")) as server:
-        yield Tapped(server, folder)
+    with serve(zygote, ServerConfig(model, environment, dtype=request.param)) as server:
+        yield Tapped(server, folder, getattr(torch, request.param), dump_dir)
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 100])
-def test_stored_bits_are_the_bits_at_the_tap(tapped: Tapped, dump_dir: Path, length: int) -> None:
+def test_stored_bits_are_the_bits_at_the_tap(tapped: Tapped, length: int) -> None:
     """Every layer and both final states, through every chunk, bit for bit."""
     tokens = prompt(length, length)
     rid = f"bits-{length}"
     before = tapped.forwards()
     generate(tapped.server.url, tokens, rid, max_new_tokens=3)
-    capture = wait_for(dump_dir, [rid])[rid]
+    capture = wait_for(tapped.dump_dir, [rid])[rid]
     assert capture.complete
-    assert capture.dtype == torch.bfloat16
+    assert capture.dtype == tapped.dtype
     assert capture.layer_ids == LAYERS
     seen = _rows_of(sorted(tapped.forwards() - before), length)
     assert seen["input_ids"].tolist() == tokens
@@ -69,7 +72,7 @@ def test_stored_bits_are_the_bits_at_the_tap(tapped: Tapped, dump_dir: Path, len
     found["final.pre_norm"] = capture.last_hidden_states("pre_norm")
     found["final.post_norm"] = capture.last_hidden_states("post_norm")
     for name, states in found.items():
-        assert states.dtype == seen[name].dtype == torch.bfloat16
+        assert states.dtype == seen[name].dtype == tapped.dtype
         assert states.view(torch.int16).equal(seen[name].view(torch.int16)), name
 
 

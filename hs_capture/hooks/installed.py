@@ -1,0 +1,9 @@
+"""What was wrapped in this process, and what could not be."""
+
+from __future__ import annotations
+
+wrapped: list[str] = []
+"""The functions of SGLang that are wrapped, by full name."""
+
+broken: list[str] = []
+"""Modules of SGLang that could not be wrapped, each with the reason; a start is then refused."""

@@ -1,0 +1,79 @@
+"""Other models of the family than DeepSeek-V2: their routing, their query, their wrapping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.captures import run_info, wait_for
+from harness.client import generate, generate_concurrently
+from harness.compare import assert_exact
+from harness.launching import Zygote
+from harness.prompts import prompt
+from harness.reference import Reference
+from harness.server import Serve, ServerConfig
+from harness.tiny_v3 import build_tiny_kimi, build_tiny_v3
+
+LAYERS = [-1, 0, 3, 6]
+LENGTHS = [1, 16, 17, 70]
+
+
+@pytest.fixture(scope="module")
+def deepseek_v3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DeepSeek-V3: low-rank query, grouped routing by sigmoids."""
+    return build_tiny_v3(tmp_path_factory.mktemp("model") / "v3")
+
+
+@pytest.fixture(scope="module")
+def kimi(deepseek_v3: Path) -> Path:
+    """A Kimi-K2.5 with that DeepSeek-V3 as its language model."""
+    return build_tiny_kimi(deepseek_v3.with_name("kimi"), deepseek_v3)
+
+
+@pytest.fixture(scope="module")
+def v3_reference(deepseek_v3: Path) -> Reference:
+    """Transformers with the weights of that DeepSeek-V3."""
+    return Reference(deepseek_v3)
+
+
+def assert_exact_captures(
+    serve: Serve, zygote: Zygote, model: Path, dump_dir: Path, reference: Reference, **more: str
+) -> None:
+    """Serve `model`, send prompts alone and at once, compare every row with transformers."""
+    environment = {
+        "SGLANG_HS_DUMP_DIR": str(dump_dir),
+        "SGLANG_HS_LAYERS": ",".join(map(str, LAYERS)),
+        "SGLANG_HS_FINAL": "both",
+        "SGLANG_HS_BUFFER": "16M",
+        **more,
+    }
+    prompts = {f"alone-{length}": prompt(length, length) for length in LENGTHS}
+    at_once = {f"at-once-{i}": prompt(100 + i, 5 + 3 * i) for i in range(6)}
+    with serve(zygote, ServerConfig(model, environment)) as server:
+        for rid, tokens in prompts.items():
+            answer = generate(server.url, tokens, rid, max_new_tokens=2)
+            assert answer["output_ids"][0] == reference.next_token(tokens)
+        generate_concurrently(server.url, at_once.items(), at_once=6, max_new_tokens=3)
+    prompts |= at_once
+    store = wait_for(dump_dir, prompts)
+    assert len(store) == len(prompts)
+    for rid, tokens in prompts.items():
+        assert_exact(store[rid], tokens, reference, LAYERS)
+
+
+def test_deepseek_v3_is_exact(
+    serve: Serve, zygote: Zygote, deepseek_v3: Path, tmp_path: Path, v3_reference: Reference
+) -> None:
+    """Every row of a DeepSeek-V3 equals transformers."""
+    assert_exact_captures(serve, zygote, deepseek_v3, tmp_path / "dump", v3_reference)
+    assert run_info(tmp_path / "dump")["model_class"] == "DeepseekV3ForCausalLM"
+
+
+def test_kimi_k25_is_exact(
+    serve: Serve, zygote: Zygote, kimi: Path, tmp_path: Path, v3_reference: Reference
+) -> None:
+    """So does every row of the language model inside a Kimi-K2.5, which is given embeddings."""
+    dump_dir, stand_in = tmp_path / "dump", {"HS_TEST_STAND_INS": "text_only"}
+    assert_exact_captures(serve, zygote, kimi, dump_dir, v3_reference, **stand_in)
+    assert run_info(tmp_path / "dump")["model_class"] == "DeepseekV3ForCausalLM"

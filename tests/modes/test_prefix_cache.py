@@ -1,0 +1,183 @@
+"""With SGLang's prefix cache on, each capture names exactly the rows that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.captures import wait_for
+from harness.client import RefusedError, generate, generate_concurrently, post
+from harness.compare import assert_cached, assert_exact
+from harness.launching import Zygote
+from harness.prompts import prompt
+from harness.reference import Reference
+from harness.server import Serve, Server, ServerConfig
+
+LAYERS = [1, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve, zygote: Zygote, model: Path, dump_dir: Path) -> Iterator[Server]:
+    """A server with a prefix cache and sessions, and chunks of 16 tokens."""
+    environment = {"SGLANG_HS_DUMP_DIR": str(dump_dir), "SGLANG_HS_BUFFER": "16M"}
+    arguments = ("--enable-streaming-session",)
+    with serve(zygote, ServerConfig(model, environment, arguments=arguments)) as server:
+        yield server
+
+
+def cached(answer: dict[str, Any]) -> int:
+    """Return how many tokens SGLang says it had in its cache."""
+    return int(answer["meta_info"]["cached_tokens"])
+
+
+def test_turns_of_a_chat_have_the_rows_after_the_last_answer(
+    server: Server, dump_dir: Path, reference: Reference
+) -> None:
+    """The cache holds each turn's prompt and answer, all but the answer's last token."""
+    tokens: list[int] = []
+    turns = {}
+    have = 0
+    for turn in range(4):
+        tokens = [*tokens, *prompt(10 + turn, 7 + 12 * turn)]
+        rid = f"turn-{turn}"
+        answer = generate(server.url, tokens, rid, max_new_tokens=5)
+        assert cached(answer) == have
+        turns[rid] = (tokens, have)
+        tokens = [*tokens, *answer["output_ids"]]
+        have = len(tokens) - 1
+    store = wait_for(dump_dir, turns)
+    for rid, (sent, missing) in turns.items():
+        assert_cached(store[rid], sent, reference, LAYERS, missing)
+
+
+def test_a_shared_system_prompt_is_captured_once(
+    server: Server, dump_dir: Path, reference: Reference
+) -> None:
+    """Those who come later have the rows of what they ask, and only those."""
+    system = prompt(20, 53)
+    prompts = [(f"user-{i}", [*system, *prompt(21 + i, 1 + 5 * i)]) for i in range(10)]
+    first, *others = prompts
+    generate(server.url, first[1], first[0])
+    answers = generate_concurrently(server.url, others, at_once=len(others), max_new_tokens=3)
+    store = wait_for(dump_dir, [rid for rid, _ in prompts])
+    assert_exact(store[first[0]], first[1], reference, LAYERS)
+    for rid, tokens in others:
+        assert cached(answers[rid]) == len(system)
+        assert_cached(store[rid], tokens, reference, LAYERS, len(system))
+
+
+def test_a_shared_beginning_that_nobody_has_yet(
+    server: Server, dump_dir: Path, reference: Reference
+) -> None:
+    """All at once, and again: some compute it and some wait for them; each says what it has."""
+    system = prompt(40, 45)
+    prompts = [(f"burst-{i}", [*system, *prompt(41 + i % 6, 20)]) for i in range(12)]
+    answers = generate_concurrently(server.url, prompts, at_once=len(prompts))
+    store = wait_for(dump_dir, [rid for rid, _ in prompts])
+    found = {rid: cached(answer) for rid, answer in answers.items()}
+    assert 0 in found.values()
+    assert max(found.values()) >= len(system)
+    for rid, tokens in prompts:
+        assert_cached(store[rid], tokens, reference, LAYERS, found[rid])
+
+
+def test_an_exact_repeat_has_one_row(server: Server, dump_dir: Path, reference: Reference) -> None:
+    """SGLang computes at least the last token of a prompt."""
+    tokens = prompt(60, 37)
+    for i in range(3):
+        generate(server.url, tokens, f"repeat-{i}")
+    store = wait_for(dump_dir, [f"repeat-{i}" for i in range(3)])
+    assert_exact(store["repeat-0"], tokens, reference, LAYERS)
+    for rid in ("repeat-1", "repeat-2"):
+        assert_cached(store[rid], tokens, reference, LAYERS, 36)
+
+
+@pytest.mark.parametrize(("number", "name"), [(70, "extra_key"), (71, "cache_salt")])
+def test_a_key_parts_the_cache(
+    server: Server, dump_dir: Path, reference: Reference, number: int, name: str
+) -> None:
+    """What was computed under one key is not there under another."""
+    tokens = prompt(number, 33)
+    sent = [("none", {}), ("a", {name: "a"}), ("b", {name: "b"}), ("a-again", {name: "a"})]
+    for who, key in sent:
+        answer = generate(server.url, tokens, f"{name}-{who}", **key)
+        assert cached(answer) == (32 if who == "a-again" else 0)
+    store = wait_for(dump_dir, [f"{name}-{who}" for who, _ in sent])
+    for who in ("none", "a", "b"):
+        assert_exact(store[f"{name}-{who}"], tokens, reference, LAYERS)
+    assert_cached(store[f"{name}-a-again"], tokens, reference, LAYERS, 32)
+
+
+@pytest.mark.parametrize(
+    ("number", "start", "missing"), [(80, 0, 0), (81, 10, 10), (82, 35, 35), (83, -1, 39)]
+)
+def test_logprobs_of_the_prompt_have_their_rows_computed(
+    server: Server, dump_dir: Path, reference: Reference, number: int, start: int, missing: int
+) -> None:
+    """From ``logprob_start_len`` on a prompt is computed whatever is in the cache."""
+    tokens = prompt(number, 40)
+    generate(server.url, tokens, f"before-{number}")
+    answer = generate(
+        server.url, tokens, f"logprobs-{number}", return_logprob=True, logprob_start_len=start
+    )
+    assert cached(answer) == missing
+    store = wait_for(dump_dir, [f"logprobs-{number}"])
+    assert_cached(store[f"logprobs-{number}"], tokens, reference, LAYERS, missing)
+
+
+@pytest.mark.parametrize(("number", "streaming"), [(90, False), (100, True)])
+def test_a_turn_of_a_session_has_the_rows_that_it_adds(
+    server: Server, dump_dir: Path, reference: Reference, number: int, streaming: bool
+) -> None:
+    """A client sends only what is new; the capture's prompt is the whole of it."""
+    session = post(
+        f"{server.url}/open_session", {"capacity_of_str_len": 1000, "streaming": streaming}
+    )
+    tokens: list[int] = []
+    turns = {}
+    have = 0
+    last = None
+    for turn in range(3):
+        new = prompt(number + turn, 18)
+        rid = f"session-{number}-{turn}"
+        answer = generate(
+            server.url,
+            new,
+            rid,
+            max_new_tokens=4,
+            session_params={"id": session, "rid": last},
+        )
+        tokens = [*tokens, *new]
+        turns[rid] = (tokens, have)
+        last = rid
+        tokens = [*tokens, *answer["output_ids"]]
+        have = len(tokens) - 1
+    store = wait_for(dump_dir, turns)
+    for rid, (sent, missing) in turns.items():
+        assert len(store.captures(rid)) == 1
+        assert_cached(store[rid], sent, reference, LAYERS, missing)
+    post_nothing(server, session)
+
+
+def test_a_refused_request_is_not_captured(server: Server, dump_dir: Path) -> None:
+    """SGLang computes a token that nobody sent, to answer it; that is no prompt of anybody."""
+    for tokens in (prompt(110, 1), prompt(111, 20)):
+        with pytest.raises(RefusedError, match="no-such-session"):
+            generate(
+                server.url,
+                tokens,
+                f"refused-{len(tokens)}",
+                session_params={"id": "no-such-session"},
+            )
+    generate(server.url, prompt(112, 5), "after-refused")
+    store = wait_for(dump_dir, ["after-refused"])
+    assert not {"refused-1", "refused-20"} & set(store.rids())
+
+
+def post_nothing(server: Server, session: str) -> None:
+    """Close a session. The server answers with an empty body."""
+    with pytest.raises(ValueError, match="Expecting value"):
+        post(f"{server.url}/close_session", {"session_id": session})
