@@ -133,6 +133,14 @@ class Tap:
                 draft.closed.append(Closed(key, request.rid, request.num_tokens, "aborted"))
         self._send(draft, ())
 
+    def break_off(self, reason: str) -> None:
+        """Close every open request for `reason`; nothing more is taken of them."""
+        draft = Draft()
+        for request in self._open.values():
+            draft.closed.append(Closed(request.key, request.rid, request.num_tokens, reason))
+        self._done.update(self._open)
+        self._send(draft, ())
+
     def report(self, error: str) -> None:
         """Pass an error text of the server on to the status file."""
         message = Message(error=error).encode()

@@ -19,6 +19,10 @@ from hs_capture.hooks.installed import broken, wrapped
 DEEPSEEK_V2 = "sglang.srt.models.deepseek_v2"
 FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info"
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+WEIGHT_UPDATERS = (
+    "sglang.srt.managers.tp_worker",
+    "sglang.srt.managers.scheduler_components.weight_updater",
+)
 
 _installed = False
 
@@ -44,6 +48,17 @@ def install() -> None:
         },
     }.items():
         wrapt.register_post_import_hook(_wrapper_of(functions), module)
+    for module in WEIGHT_UPDATERS:
+        wrapt.register_post_import_hook(_watch_weights, module)
+
+
+def _watch_weights(module: ModuleType) -> None:
+    try:
+        from hs_capture.hooks.weights import wrap_updates
+
+        wrap_updates(module)
+    except Exception as error:
+        broken.append(f"{module.__name__}: {type(error).__name__}: {error}")
 
 
 def _wrapper_of(functions: dict[str, tuple[str, str]]) -> Callable[[ModuleType], None]:

@@ -93,6 +93,13 @@ def around_forward(wrapped: Callable[..., Any], instance: Any, args: Args, kwarg
             session.end()
 
 
+def weights_change() -> None:
+    """Say that the weights of the served model are about to be changed."""
+    if _session is not None:
+        with _guard("ending the capture at a change of weights"):
+            _session.end_of_weights()
+
+
 def _plan(settings: Settings, server_args: Any) -> Plan:
     """Settle what can be settled before the model is built, in seconds rather than minutes."""
     import sglang

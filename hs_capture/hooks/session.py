@@ -40,6 +40,10 @@ class NotSeenError(HsCaptureError):
     """A forward pass with wanted rows ended without its states."""
 
 
+class WeightsChangedError(HsCaptureError):
+    """The served model is no longer the one that the run describes."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is settled before the model is built."""
@@ -68,6 +72,7 @@ class Session:
         self._batch: Batch | None = None
         self._taken = False
         self._reused = False
+        self._weights_changed = False
         self._tap: Tap | None = None
         self._producer: Producer | None = None
         if plan.ranks.holds_full_rows:
@@ -79,8 +84,25 @@ class Session:
         """Return whose rows the forward pass being prepared computes."""
         return self._book.snapshot(schedule_batch)
 
+    def end_of_weights(self) -> None:
+        """Say that the weights are about to change: nothing of this run is captured from here on.
+
+        The run's norm, and the rows of requests in the middle of their prompt, are of the old ones.
+        """
+        if self._weights_changed:
+            return
+        self._weights_changed = True
+        if self._tap is not None:
+            self._tap.break_off("weights_changed")
+            text = "the weights were changed; start the server again to capture with the new ones"
+            self._guard.fault("following the model", WeightsChangedError(text))
+
     def begin(self, batch: Batch | None) -> None:
         """Say which batch runs from now on; None for one that was never announced."""
+        if self._weights_changed and batch is not None:
+            if self._tap is not None:
+                self._tap.lose(batch, "weights_changed")
+            batch = Batch((), batch.total_rows)
         self._batch = batch
         self._taken = False
         self._attachment.begin_pass()
