@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import threading
 import time
@@ -214,9 +215,14 @@ class CaptureServer:
 
     def kill_writer(self) -> None:
         """Kill the writer, as a machine short of memory does, and wait until it is gone."""
-        pid = self.writer_pid()
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pid not in self.writers(), "the end of the writer")
+        os.kill(self.writer_pid(), signal.SIGKILL)
+        self.wait_unheard()
+
+    def wait_unheard(self) -> None:
+        """Wait until nobody reads the bell: a killed writer's files close some time after it."""
+        poll = select.poll()
+        poll.register(self.launcher._bell, 0)
+        wait_until(lambda: bool(poll.poll(0)), "the end of the writer")
 
     def counter(self, name: str) -> int:
         """What the server has counted."""

@@ -20,7 +20,9 @@ _PROGRAM = (
 )
 START_SECONDS = 30.0
 LONG_LIFE_SECONDS = 10.0
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 5.0
+FREE_RESTARTS = 10
+"""So many writers in a row may die young before another one is started only after a pause."""
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class WriterLauncher:
         self._environ = environ
         self._bell = -1
         self._started = time.monotonic()
-        self._pause = FIRST_PAUSE_SECONDS
+        self._died_young = 0
         self._next_start = 0.0
         self._faults = FaultLog(logger)
 
@@ -92,8 +94,9 @@ class WriterLauncher:
         if now < self._next_start:
             return False
         lived_long = now - self._started > LONG_LIFE_SECONDS
-        self._pause = FIRST_PAUSE_SECONDS if lived_long else min(2 * self._pause, MAX_PAUSE_SECONDS)
-        self._next_start = now + self._pause
+        self._died_young = 0 if lived_long else self._died_young + 1
+        beyond = max(0, self._died_young - FREE_RESTARTS)
+        self._next_start = now + min(beyond * PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         self.hang_up()
         self._producer.count("writer_restarts")
         try:

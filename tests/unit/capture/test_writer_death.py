@@ -7,8 +7,13 @@ import signal
 import time
 from pathlib import Path
 
-from capture_server import CaptureServer, assert_complete, assert_incomplete, prompt, wait_until
-from hs_capture.capture.launcher import FIRST_PAUSE_SECONDS
+from capture_server import (
+    CaptureServer,
+    assert_complete,
+    assert_incomplete,
+    prompt,
+    wait_until,
+)
 
 
 def test_an_open_request_goes_on_in_the_next_writer(tmp_path: Path) -> None:
@@ -115,9 +120,7 @@ def test_writers_may_die_again_and_again(tmp_path: Path) -> None:
         wait_until(lambda: len(server.writers()) < 2, "the end of the last one")
         for pid in server.writers():
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not server.writers(), "the end of all writers")
-        # After several that died young the next one is started after a pause, with a later batch.
-        time.sleep(FIRST_PAUSE_SECONDS * 2 ** server.counter("writer_restarts"))
+        server.wait_unheard()
         server.prefill((prompt(12, 35), 0, 35))
         assert server.counter("writer_restarts") >= 1
     requests.append(prompt(12, 35))
