@@ -39,7 +39,7 @@ STREAMS = 4
 ROW_BYTES = STREAMS * HIDDEN * 4
 RING = 1 << 20
 LONGEST = 2000
-SECONDS = 30.0
+SECONDS = 60.0
 """Longest time that anything here may take."""
 
 Extent = tuple[Request, int, int]

@@ -48,6 +48,13 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ages are exact however slow the machine is."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
     """An empty dump directory."""

@@ -139,7 +139,7 @@ def test_below_the_reserve_nothing_is_stored_but_told_and_the_end_comes(
     os.close(ring_it)
     started = time.monotonic()
     writer.run()
-    assert 0.3 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.3
     assert server.drained
     (line,) = server.index()
     assert (line.file, line.rid, line.incomplete_reason) == (None, "r0", "file_system_full")
