@@ -15,6 +15,7 @@ from harness.compare import assert_exact
 from harness.launching import CPU_HOST, Spawner
 from harness.prompts import prompt
 from harness.reference import Reference
+from harness.refusals import verify
 from harness.server import Serve, ServerConfig
 
 BUILD = Path(__file__).parents[2] / "build"
@@ -67,14 +68,7 @@ def test_a_folder_on_the_path_is_enough(
     with serve(Spawner(python_without_us), ServerConfig(model, environment)) as server:
         generate(server.url, TOKENS, "mine")
         assert_exact(wait_for(dump_dir, ["mine"])["mine"], TOKENS, reference, [1, 3, 4])
-        verified = subprocess.run(
-            [python_without_us, "-m", "hs_capture.verify"],
-            env={**os.environ, **environment},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        verified = verify(dump_dir, environment, python_without_us)
     run = run_info(dump_dir)
     assert run["door"] == door
     assert (foreign / f"ran-{run['server_pid']}").is_file()
