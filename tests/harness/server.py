@@ -16,7 +16,7 @@ from pathlib import Path
 from harness import client, processes
 from harness.launching import Launched, Launcher, Mounts, host_environment
 
-START_SECONDS = 180.0
+START_SECONDS = 420.0
 STOP_SECONDS = 30.0
 # The writer may finish what is in its ring after the server has gone.
 AFTERLIFE_SECONDS = 10.0
