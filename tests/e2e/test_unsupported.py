@@ -46,12 +46,6 @@ CHANGES = {
         },
         ["SGLang 9.9.0 was not tested", "ModelRunner.is_draft_worker", "Upgrade hs-capture"],
     ),
-    "older": (
-        "sglang",
-        "0.5.9",
-        {"_version.py": (NEWEST, "0.5.9")},
-        ["SGLang 0.5.9 is older than 0.5.10", "upgrade SGLang or unset SGLANG_HS_DUMP_DIR"],
-    ),
     # A tested release with a patch of somebody: only the wrapping itself finds out.
     "patched": (
         "sglang",

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.launching import Launcher
 from harness.server import Server, ServerConfig
 
-SECONDS = 180.0
+SECONDS = 420.0
 """Longest time that a refusal may take."""
 
 
