@@ -89,8 +89,8 @@ test: lint unit startup contract e2e oldest  ## All of the above
 matrix: $(WHEEL)  ## Run every supported SGLang, and write docs/compatibility.md (not in test)
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m matrix
 
-demo: $(WHEEL)  ## Capture from a real server on the CPU and compare with transformers
-	PYTHONPATH=tests $(BIN)/python tests/demo.py
+demo: $(WHEEL)  ## Capture from a real server on the CPU and compare with transformers (KEEP=folder keeps it)
+	PYTHONPATH=tests $(BIN)/python tests/demo.py $(if $(KEEP),--keep "$(KEEP)")
 
 bench-startup: $(WHEEL)  ## What the plugin adds to the start of an interpreter
 	$(BIN)/python benchmarks/startup.py

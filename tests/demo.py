@@ -2,11 +2,13 @@
 
 Builds a tiny DeepSeek-V2 with random weights, serves it with the installed plugin, sends 64
 requests, asks ``hs_capture.verify``, and compares every captured tensor with what Hugging Face
-transformers computes with the same weights. Exits 0 when all of it is right.
+transformers computes with the same weights. Exits 0 when all of it is right. Nothing stays on the
+machine, unless it is told where to keep the model, the captures and the server's log.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import signal
@@ -69,7 +71,22 @@ class Progress:
 
 def main() -> int:
     """Run the demo and return its exit code."""
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser.add_argument("--keep", type=Path, help="a new or empty folder that keeps everything")
+    keep: Path | None = parser.parse_args().keep
     signal.signal(signal.SIGTERM, _interrupt)
+    if keep is not None:
+        keep = keep.absolute()
+        try:
+            keep.mkdir(mode=0o700, parents=True, exist_ok=True)
+            used = any(keep.iterdir())
+        except OSError as error:
+            parser.error(f"{keep} cannot be used: {error.strerror}")
+        if used:
+            parser.error(f"{keep} is not empty: remove what is in it, or name another folder")
+        code = _run(keep)
+        print(f"\nkept: {keep / 'model'}, {keep / 'dump'} and {keep / 'log'}")
+        return code
     shared_memory = Path("/dev/shm")
     folder = shared_memory if shared_memory.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="hs-test-demo-", dir=folder) as temporary:

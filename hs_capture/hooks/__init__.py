@@ -19,6 +19,7 @@ from hs_capture.hooks.installed import broken, wrapped
 DEEPSEEK_V2 = "sglang.srt.models.deepseek_v2"
 FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info"
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+LOAD_MODEL = "ModelRunner.load_model"
 WEIGHT_UPDATERS = (
     "sglang.srt.managers.tp_worker",
     "sglang.srt.managers.scheduler_components.weight_updater",
@@ -43,7 +44,8 @@ def install() -> None:
         },
         FORWARD_BATCH: {"ForwardBatch.init_new": ("runner", "around_init_new")},
         MODEL_RUNNER: {
-            "ModelRunner.load_model": ("runner", "around_load_model"),
+            # First, because it refuses the start if one of the others cannot be wrapped.
+            LOAD_MODEL: ("runner", "around_load_model"),
             "ModelRunner.forward": ("runner", "around_forward"),
         },
     }.items():
@@ -74,10 +76,12 @@ def _wrapper_of(functions: dict[str, tuple[str, str]]) -> Callable[[ModuleType],
                 wrapped.append(f"{module.__name__}.{name}")
         except Exception as error:
             broken.append(f"{module.__name__}: {type(error).__name__}: {error}")
-            print(
-                f"hs-capture: cannot wrap {module.__name__}: {error!r}; nothing is captured: "
-                "use a release of SGLang that docs/compatibility.md names",
-                file=sys.stderr,
-            )
+            if module.__name__ == MODEL_RUNNER and f"{MODEL_RUNNER}.{LOAD_MODEL}" not in wrapped:
+                # Nobody is left to refuse the start with this reason.
+                print(
+                    f"hs-capture: cannot wrap {module.__name__}: {error!r}; nothing is captured: "
+                    "use a release of SGLang that docs/compatibility.md names",
+                    file=sys.stderr,
+                )
 
     return wrap

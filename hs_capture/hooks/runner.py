@@ -54,6 +54,8 @@ def around_load_model(
     with model.attaching(lambda causal_lm: _attach(causal_lm, plan)):
         result = wrapped(*args, **kwargs)
     with _refusing(settings):
+        # The module of the model may have been imported only now.
+        _require_whole()
         attachment = model.attachment()
         if attachment is not None:
             _session = Session(instance, plan, attachment, _guard)
@@ -106,11 +108,7 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
 
     import sitecustomize_shim
 
-    if broken:
-        raise ConfigError(
-            f"this SGLang cannot be wrapped ({'; '.join(broken)}); use a release that "
-            "docs/compatibility.md names, or unset SGLANG_HS_DUMP_DIR"
-        )
+    _require_whole()
     notes = compat.require_release(sglang.__version__, Path(inspect.getfile(sglang)).parent)
     compat.require_no_obstacle(compat.Host.of(server_args))
     ranks = compat.ranks()
@@ -125,6 +123,15 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
         door=sitecustomize_shim.door or "call",
         notes=notes,
     )
+
+
+def _require_whole() -> None:
+    """Raise ConfigError if only a part of the hooks is there, which would lose rows or mix them."""
+    if broken:
+        raise ConfigError(
+            f"this SGLang cannot be wrapped ({'; '.join(broken)}); use a release that "
+            "docs/compatibility.md names, or unset SGLANG_HS_DUMP_DIR"
+        )
 
 
 def _attach(causal_lm: Any, plan: Plan) -> Attachment:

@@ -22,6 +22,12 @@ logger = logging.getLogger(__name__)
 CAPTURES_PER_FOLDER = 1000
 """A million captures make a thousand folders of a thousand files."""
 
+COUNTERS = (
+    *("captures", "complete", "incomplete", "tokens", "raw_bytes", "stored_bytes"),
+    "lost",
+)
+"""What the index adds up to, in the status file."""
+
 OPEN_FOLDER = "open"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -40,7 +46,7 @@ class Publisher:
     def __init__(self, config: WriterConfig) -> None:
         """Continue the rank's index where an earlier writer of this run left off."""
         self.run_dir = Path(config.run_dir)
-        self.counters: Counter[str] = Counter()
+        self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.last_capture: float | None = None
         self._config = config
         self._lock = threading.Lock()

@@ -5,23 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from harness.launching import Mounts, Zygote
-from harness.server import Server, ServerConfig
+from harness.refusals import Refused, refused_start
+from harness.server import ServerConfig
 
 NOBODY = 65534
-
-
-@dataclass(frozen=True)
-class Refused:
-    """How a refused start ended."""
-
-    exit_code: int
-    line: str
 
 
 @pytest.fixture
@@ -37,16 +29,7 @@ def refuse(zygote: Zygote, model: Path, new_log: Callable[[], Path]) -> Callable
             mounts=mounts,
             arguments=arguments,
         )
-        server = Server(zygote, config, new_log())
-        try:
-            exit_code = server.wait_until_ended(60)
-        except TimeoutError:
-            server.kill()
-            raise
-        server.stop()
-        lines = [line for line in server.log().splitlines() if line.startswith("hs-capture:")]
-        assert len(lines) == 1, lines
-        return Refused(exit_code, lines[0])
+        return refused_start(zygote, config, new_log())
 
     return refused
 

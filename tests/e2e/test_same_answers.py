@@ -76,6 +76,13 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
+def absent(ask: Any, python_without_us: Path) -> Served:
+    """Served from an environment in which the plugin is not installed."""
+    served: Served = ask(Spawner(python_without_us), {})
+    return served
+
+
+@pytest.fixture(scope="module")
 def off(ask: Any, spawner: Spawner) -> Served:
     """Served without our variable, in a process where the plugin is installed."""
     served: Served = ask(spawner, {})
@@ -107,17 +114,24 @@ def test_off_leaves_sglang_as_it_is(off: Served) -> None:
     assert not [name for name in off.report["meta_path"] if "sitecustomize_shim" in name]
 
 
+def test_off_serves_what_a_server_without_the_package_serves(absent: Served, off: Served) -> None:
+    """Tokens, logprobs and returned hidden states; the shim at start is all that is there more."""
+    assert absent.answers == off.answers
+    assert absent.report == {**off.report, "modules": []}
+
+
 def test_blank_is_off(off: Served, blank: Served) -> None:
     """A variable of white space is as good as none, for what is hooked and for what is served."""
     assert blank.report == off.report
     assert blank.answers == off.answers
 
 
-def test_on_serves_the_same(off: Served, on: Served) -> None:
+def test_on_serves_the_same(absent: Served, off: Served, on: Served) -> None:
     """Tokens, logprobs and returned hidden states are exactly those of a server without us."""
     assert set(on.answers) == {f"{kind}-{n}" for kind in _KINDS for n in LENGTHS}
-    for rid, answer in off.answers.items():
+    for rid, answer in absent.answers.items():
         assert on.answers[rid] == answer, rid
+        assert off.answers[rid] == answer, rid
     states = on.answers["states-100"]["meta_info"]["hidden_states"]
     assert len(states) == 8
     assert len(on.answers["logprobs-100"]["meta_info"]["input_token_logprobs"]) == 100

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.launching import Launcher, Spawner, Zygote
+from harness.linked import environment_without
 from harness.processes import of_this_run
 from harness.reference import Reference
 from harness.server import Serve, Server, ServerConfig, serving
@@ -57,6 +58,12 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 def spawner() -> Spawner:
     """The launcher that starts servers as users do."""
     return Spawner()
+
+
+@pytest.fixture(scope="session")
+def python_without_us(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with SGLang in which hs-capture is not installed."""
+    return environment_without("hs-capture", tmp_path_factory.mktemp("without-us") / "venv")
 
 
 @pytest.fixture(scope="module")

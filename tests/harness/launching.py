@@ -70,6 +70,10 @@ def host_environment(extra: Mapping[str, str]) -> dict[str, str]:
 class Spawner:
     """Starts servers as users do: ``python -m sglang.launch_server``, SGLang's children spawned."""
 
+    def __init__(self, python: Path | None = None) -> None:
+        """``python`` is the interpreter, by default the one that runs the tests."""
+        self._python = str(python or sys.executable)
+
     def launch(
         self,
         arguments: Sequence[str],
@@ -82,7 +86,7 @@ class Spawner:
             raise ValueError("private mounts need the quick launcher")
         with log.open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "sglang.launch_server", *arguments],
+                [self._python, "-m", "sglang.launch_server", *arguments],
                 # "-m" finds modules where it is started, and the tree is not what is tested.
                 cwd=log.parent,
                 env=dict(environment),

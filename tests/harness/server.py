@@ -16,7 +16,7 @@ from pathlib import Path
 from harness import client, processes
 from harness.launching import Launched, Launcher, Mounts, host_environment
 
-START_SECONDS = 180.0
+START_SECONDS = 420.0
 STOP_SECONDS = 30.0
 # The writer may finish what is in its ring after the server has gone.
 AFTERLIFE_SECONDS = 10.0
@@ -44,6 +44,7 @@ class ServerConfig:
         chunk: prefill chunk in tokens; -1 means prompts are not cut.
         dtype: what SGLang computes in.
         arguments: more arguments for SGLang.
+        warmup: whether SGLang sends itself a request when it has started.
         mounts: commands to run first in a private mount namespace.
     """
 
@@ -52,6 +53,7 @@ class ServerConfig:
     chunk: int = 16
     dtype: str = "float32"
     arguments: Sequence[str] = ()
+    warmup: bool = False
     mounts: Mounts = ()
 
     def command_line(self, port: int) -> list[str]:
@@ -67,7 +69,9 @@ class ServerConfig:
             "--max-total-tokens": 16384,
             "--mem-fraction-static": 0.3,
         }
-        flags = ["--skip-tokenizer-init", "--disable-cuda-graph", "--skip-server-warmup"]
+        flags = ["--skip-tokenizer-init", "--disable-cuda-graph"]
+        if not self.warmup:
+            flags.append("--skip-server-warmup")
         pairs = [text for pair in options.items() for text in map(str, pair)]
         return [*pairs, *flags, *self.arguments]
 

@@ -81,3 +81,41 @@ def test_interrupt_while_hooks_are_set_up_is_not_swallowed(
     """
     state = installed.state_on(code, PYTHONPATH=str(tmp_path))
     assert state.stderr == ""
+
+
+def loads(environment: Environment, folder: Path, module: str) -> list[str]:
+    """Import a module of SGLang in which nothing can be wrapped; return what is said.
+
+    No torch is there, so the hooks themselves raise, in the middle of the import.
+    """
+    package = folder / "srt" / Path(*module.split(".")[:-1])
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (folder / "srt" / f"{module.replace('.', '/')}.py").write_text("LOADED = True\n")
+    code = f"""
+        import sglang.srt
+        sglang.srt.__path__.append({str(folder / "srt")!r})
+        from sglang.srt.{module} import LOADED
+        from hs_capture.hooks.installed import broken, wrapped
+        assert (LOADED, wrapped) == (True, [])
+        assert broken == ["sglang.srt.{module}: ModuleNotFoundError: No module named 'torch'"]
+    """
+    return environment.state_on(code).stderr.splitlines()
+
+
+def test_wrapping_that_raises_is_kept_for_the_refusal_and_the_module_still_imports(
+    installed: Environment, tmp_path: Path
+) -> None:
+    """SGLang would pass over a model whose import raises. The start is refused later on."""
+    assert loads(installed, tmp_path, "models.deepseek_v2") == []
+
+
+def test_wrapping_that_raises_where_starts_are_refused_is_one_line(
+    installed: Environment, tmp_path: Path
+) -> None:
+    """Nobody is left to refuse the start then."""
+    (line,) = loads(installed, tmp_path, "model_executor.model_runner")
+    assert line.startswith(
+        "hs-capture: cannot wrap sglang.srt.model_executor.model_runner: ModuleNotFoundError("
+    )
+    assert "nothing is captured" in line
