@@ -13,6 +13,7 @@ from hs_capture.capture.batch import Batch, Request, Rows
 from hs_capture.capture.copier import Copier
 from hs_capture.capture.draft import Draft
 from hs_capture.capture.launcher import WriterLauncher
+from hs_capture.capture.tally import Tally
 from hs_capture.errors import ConfigError
 from hs_capture.ring.message import Closed, Lost, Message, StreamSpec
 from hs_capture.ring.producer import Producer, Slot
@@ -76,6 +77,7 @@ class Tap:
                 f"give at least {4 * (smallest + MESSAGE_ROOM)}"
             )
         self._overload = overload
+        self._tally = Tally(producer)
         self._dropping = False
         self._open: dict[int, Request] = {}
         self._done: set[int] = set()
@@ -199,13 +201,14 @@ class Tap:
         slot = self._reserve(len(message), payload)
         if slot is not None:
             if draft.rows:
-                self._copier.copy(slot, draft.parts, tensors)
+                spent = self._copier.copy(slot, draft.parts, tensors)
+                self._tally.taken(draft.rows, draft.rows * self._row_bytes, spent)
             self._fill_ids(slot.payload, draft)
             self._remember(draft)
             self._publish(slot, draft, message)
             self._pay_owed()
             return Draft()
-        self._producer.count("rows_dropped", draft.rows)
+        self._tally.dropped(draft.rows)
         self._owe(draft.without_rows("dropped"))
         self._remember(draft)
         self._pay_owed()
@@ -267,9 +270,10 @@ class Tap:
             if not self._overload.block or waited >= self._overload.timeout:
                 self._dropping = self._overload.block
                 return None
+            began = time.perf_counter_ns()
             self._wake()
             time.sleep(POLL_SECONDS)
-            self._producer.count("blocked_microseconds", int(POLL_SECONDS * 1e6))
+            self._tally.blocked(began)
 
     def _fill_ids(self, payload: memoryview, draft: Draft) -> None:
         """Put the token ids of the opened requests behind the rows."""

@@ -117,9 +117,7 @@ class RunInfo(Record):
 class Status(Record):
     """status-<rank>.json: how the run is doing. `state` is "serving" or "ended".
 
-    Times are Unix seconds. `counters` holds captures, complete, incomplete, tokens, raw_bytes,
-    stored_bytes, batches, rows_dropped, rows_late, hook_errors, writer_errors, writer_restarts
-    and open_records.
+    Times are Unix seconds. `counters` holds those of `hs_capture.format.counters.COUNTERS`.
     """
 
     run_id: str
