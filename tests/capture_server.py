@@ -78,7 +78,7 @@ class LatePlanes(HostCopier):
         self.seconds: float | None = 0.05
         """How long a copy takes; None for one that never arrives."""
 
-    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> int:
+    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
         rows = sum(part.stop - part.start for part in parts)
         staged = []
         for tensor in tensors:
@@ -94,7 +94,6 @@ class LatePlanes(HostCopier):
 
         if self.seconds is not None:
             threading.Timer(self.seconds, arrive).start()
-        return 0
 
 
 class CaptureServer:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 
 from hs_capture.capture.batch import Rows
-from hs_capture.capture.device_watch import DeviceWatch
-from hs_capture.capture.tally import microseconds_since
 from hs_capture.errors import ConfigError
 from hs_capture.ring.layout import PAGE, EntryWord
 from hs_capture.ring.producer import Producer, Slot
@@ -31,11 +28,8 @@ class Copier(Protocol):
     largest_payload: int
     """Bytes that one `copy` takes at the most."""
 
-    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> int:
-        """Copy `parts` of each of `tensors` to the start of the payload of `slot`.
-
-        Returns the microseconds that copies took which have finished since the last call.
-        """
+    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
+        """Copy `parts` of each of `tensors` to the start of the payload of `slot`."""
 
     def protect(self) -> None:
         """Keep the tensors of the last `copy` as they are until they were read.
@@ -54,9 +48,8 @@ class HostCopier:
         """A payload may fill the largest entry."""
         self.largest_payload = producer.largest_entry
 
-    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> int:
+    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
         """See `Copier.copy`."""
-        began = time.perf_counter_ns()
         rows = sum(part.stop - part.start for part in parts)
         offset = 0
         for tensor in tensors if rows else ():
@@ -66,7 +59,6 @@ class HostCopier:
             for row, source, count in runs(parts):
                 target[row : row + count].copy_(tensor[source : source + count])
             offset += size
-        return microseconds_since(began)
 
     def protect(self) -> None:
         """Nothing is left to read when `copy` has returned."""
@@ -101,17 +93,16 @@ class DeviceCopier:
         self._ready = torch.ones(1, dtype=torch.int64, device=device)
         self._stream = torch.cuda.Stream(device)
         self._were_read = torch.cuda.Event()
-        self._watch = DeviceWatch()
         # Imported here because it needs Triton, which comes with a torch that has CUDA.
         from hs_capture.capture.device_planes import split_pairs
 
         self._split_pairs = split_pairs
         self._compile_kernel()
 
-    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> int:
+    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
         """See `Copier.copy`. One stream does all copies in order, so one staging buffer serves."""
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), self._watch.timing():
+        with torch.cuda.stream(self._stream):
             size = self._stage(parts, tensors)
             self._were_read.record()
             entry = PAGE + slot.position % self._capacity
@@ -119,7 +110,6 @@ class DeviceCopier:
             self._ring[payload : payload + size].copy_(self._staging[:size], non_blocking=True)
             ready = entry + 8 * EntryWord.READY
             self._ring[ready : ready + 8].view(torch.int64).copy_(self._ready, non_blocking=True)
-        return self._watch.take_microseconds()
 
     def protect(self) -> None:
         """See `Copier.protect`: the server's stream waits on the device, the thread does not."""

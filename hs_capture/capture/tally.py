@@ -15,13 +15,16 @@ class Tally:
         self._count = producer.count
         self._dropping_since: int | None = None
 
-    def taken(self, rows: int, size: int, copy_microseconds: int) -> None:
-        """Count `rows` of `size` bytes that went into the ring, which ends a time of dropping."""
+    def taken(self, rows: int, size: int, began: int) -> None:
+        """Count `rows` of `size` bytes that went into the ring, which ends a time of dropping.
+
+        Their copies were asked for from `began` (``time.perf_counter_ns``) until now.
+        """
         self._count("rows_taken", rows)
         self._count("taken_bytes", size)
-        self._count("copy_microseconds", copy_microseconds)
+        self._count("copy_microseconds", _microseconds_since(began))
         if self._dropping_since is not None:
-            self._count("dropping_microseconds", microseconds_since(self._dropping_since))
+            self._count("dropping_microseconds", _microseconds_since(self._dropping_since))
             self._dropping_since = None
 
     def dropped(self, rows: int) -> None:
@@ -32,9 +35,8 @@ class Tally:
 
     def blocked(self, began: int) -> None:
         """Count the time since `began` (``time.perf_counter_ns``), spent waiting for room."""
-        self._count("blocked_microseconds", microseconds_since(began))
+        self._count("blocked_microseconds", _microseconds_since(began))
 
 
-def microseconds_since(began: int) -> int:
-    """Return the whole microseconds since `began`, a ``time.perf_counter_ns``."""
+def _microseconds_since(began: int) -> int:
     return (time.perf_counter_ns() - began) // 1000

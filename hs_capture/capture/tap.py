@@ -201,8 +201,9 @@ class Tap:
         slot = self._reserve(len(message), payload)
         if slot is not None:
             if draft.rows:
-                spent = self._copier.copy(slot, draft.parts, tensors)
-                self._tally.taken(draft.rows, draft.rows * self._row_bytes, spent)
+                began = time.perf_counter_ns()
+                self._copier.copy(slot, draft.parts, tensors)
+                self._tally.taken(draft.rows, draft.rows * self._row_bytes, began)
             self._fill_ids(slot.payload, draft)
             self._remember(draft)
             self._publish(slot, draft, message)

@@ -18,7 +18,7 @@ SERVER_COUNTERS = {
     "blocked_microseconds": "time that the server was held up because the ring was full",
     "dropping_microseconds": "time from rows that were dropped to the next that were taken",
     "hook_microseconds": "time of the hooks on the scheduler's thread, held up or not",
-    "copy_microseconds": "time of the copies of rows into the ring; on a GPU, of the device",
+    "copy_microseconds": "time of copying rows into the ring; on a GPU, of asking for the copies",
 }
 """Counted in the server's scheduler."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 from hs_capture.format.counters import COUNTERS
 from hs_capture.hooks.metrics import metric_name
@@ -21,6 +23,7 @@ print(generate_latest().decode())
 """
 _OFF = """
 import sys
+from pathlib import Path
 import hs_capture.hooks.runner
 import hs_capture.hooks.session
 print("prometheus_client" in sys.modules)
@@ -52,3 +55,14 @@ def test_every_counter_has_a_metric() -> None:
 
 def test_without_metrics_nothing_of_them_is_imported() -> None:
     assert _run(_OFF) == ["False"]
+
+
+def test_the_page_on_monitoring_has_every_counter_with_its_unit() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "monitoring.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.* \| .* \| `.*)` \|$", page, re.MULTILINE))
+    assert list(rows) == list(COUNTERS)
+    for name, row in rows.items():
+        unit, meaning, metric = row.replace("`", "").split(" | ")
+        assert (meaning, metric) == (COUNTERS[name], metric_name(name))
+        assert (unit == "bytes") == name.endswith("_bytes")
+        assert (unit == "µs") == name.endswith("_microseconds")
