@@ -227,11 +227,16 @@ class Tap:
     def _owe(self, draft: Draft, *, first: bool = False) -> None:
         """Keep word for the writer until there is room for it; past a limit it is only counted."""
         if len(self._owed) >= OWED_DRAFTS:
-            self._producer.count("requests_untold", len(draft.closed))
+            self._leave_untold(draft)
         elif first:
             self._owed.appendleft(draft)
         else:
             self._owed.append(draft)
+
+    def _leave_untold(self, draft: Draft) -> None:
+        self._producer.count("requests_untold", len(draft.closed))
+        for closed in draft.closed:
+            self._told.pop(closed.key, None)
 
     def _pay_owed(self) -> None:
         """Publish what is owed, as far as there is room in the share kept for it."""
@@ -239,8 +244,7 @@ class Tap:
             draft = self._owed[0]
             message = draft.message().encode()
             if not self._producer.fits(len(message), draft.id_bytes):
-                self._producer.count("requests_untold", len(draft.closed))
-                self._owed.popleft()
+                self._leave_untold(self._owed.popleft())
                 continue
             slot = self._producer.reserve(len(message), draft.id_bytes)
             if slot is None:
@@ -288,7 +292,9 @@ class Tap:
         arrives_later = draft.rows > 0 and self._copier.finishes_later
         self._producer.publish(slot, message, ready=not arrives_later)
         for request in draft.opened:
-            self._told[request.key] = (slot.position, request)
+            # Of one that ended meanwhile the writer hears in this draft, soon, or never.
+            if request.key in self._open:
+                self._told[request.key] = (slot.position, request)
         for closed in draft.closed:
             self._told.pop(closed.key, None)
         self._wake()
