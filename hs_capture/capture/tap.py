@@ -13,6 +13,7 @@ from hs_capture.capture.batch import Batch, Request, Rows
 from hs_capture.capture.copier import Copier
 from hs_capture.capture.draft import Draft
 from hs_capture.capture.launcher import WriterLauncher
+from hs_capture.capture.tally import Tally
 from hs_capture.errors import ConfigError
 from hs_capture.ring.message import Closed, Lost, Message, StreamSpec
 from hs_capture.ring.producer import Producer, Slot
@@ -76,6 +77,7 @@ class Tap:
                 f"give at least {4 * (smallest + MESSAGE_ROOM)}"
             )
         self._overload = overload
+        self._tally = Tally(producer)
         self._dropping = False
         self._open: dict[int, Request] = {}
         self._done: set[int] = set()
@@ -199,13 +201,15 @@ class Tap:
         slot = self._reserve(len(message), payload)
         if slot is not None:
             if draft.rows:
+                began = time.perf_counter_ns()
                 self._copier.copy(slot, draft.parts, tensors)
+                self._tally.taken(draft.rows, draft.rows * self._row_bytes, began)
             self._fill_ids(slot.payload, draft)
             self._remember(draft)
             self._publish(slot, draft, message)
             self._pay_owed()
             return Draft()
-        self._producer.count("rows_dropped", draft.rows)
+        self._tally.dropped(draft.rows)
         self._owe(draft.without_rows("dropped"))
         self._remember(draft)
         self._pay_owed()
@@ -223,11 +227,16 @@ class Tap:
     def _owe(self, draft: Draft, *, first: bool = False) -> None:
         """Keep word for the writer until there is room for it; past a limit it is only counted."""
         if len(self._owed) >= OWED_DRAFTS:
-            self._producer.count("requests_untold", len(draft.closed))
+            self._leave_untold(draft)
         elif first:
             self._owed.appendleft(draft)
         else:
             self._owed.append(draft)
+
+    def _leave_untold(self, draft: Draft) -> None:
+        self._producer.count("requests_untold", len(draft.closed))
+        for closed in draft.closed:
+            self._told.pop(closed.key, None)
 
     def _pay_owed(self) -> None:
         """Publish what is owed, as far as there is room in the share kept for it."""
@@ -235,8 +244,7 @@ class Tap:
             draft = self._owed[0]
             message = draft.message().encode()
             if not self._producer.fits(len(message), draft.id_bytes):
-                self._producer.count("requests_untold", len(draft.closed))
-                self._owed.popleft()
+                self._leave_untold(self._owed.popleft())
                 continue
             slot = self._producer.reserve(len(message), draft.id_bytes)
             if slot is None:
@@ -267,9 +275,10 @@ class Tap:
             if not self._overload.block or waited >= self._overload.timeout:
                 self._dropping = self._overload.block
                 return None
+            began = time.perf_counter_ns()
             self._wake()
             time.sleep(POLL_SECONDS)
-            self._producer.count("blocked_microseconds", int(POLL_SECONDS * 1e6))
+            self._tally.blocked(began)
 
     def _fill_ids(self, payload: memoryview, draft: Draft) -> None:
         """Put the token ids of the opened requests behind the rows."""
@@ -283,7 +292,9 @@ class Tap:
         arrives_later = draft.rows > 0 and self._copier.finishes_later
         self._producer.publish(slot, message, ready=not arrives_later)
         for request in draft.opened:
-            self._told[request.key] = (slot.position, request)
+            # Of one that ended meanwhile the writer hears in this draft, soon, or never.
+            if request.key in self._open:
+                self._told[request.key] = (slot.position, request)
         for closed in draft.closed:
             self._told.pop(closed.key, None)
         self._wake()

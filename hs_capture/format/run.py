@@ -117,7 +117,7 @@ class RunInfo(Record):
 class Status(Record):
     """status-<rank>.json: how the run is doing. `state` is "serving" or "ended".
 
-    Times are Unix seconds. docs/files.md names the counters.
+    Times are Unix seconds. `counters` holds those of `hs_capture.format.counters.COUNTERS`.
     """
 
     run_id: str

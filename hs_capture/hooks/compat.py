@@ -218,6 +218,11 @@ def compiles_prefill(server_args: Any) -> bool:
     return bool(check_cuda_graph_backend("prefill", "tc_piecewise"))
 
 
+def metrics_name(server_args: Any) -> str | None:
+    """Return the model's name in SGLang's metrics, None when they are off."""
+    return str(server_args.served_model_name) if server_args.enable_metrics else None
+
+
 def extents(batch: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield (request, prefix length, extend length) of a prefill batch, in the order of its rows.
 

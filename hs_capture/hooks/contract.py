@@ -195,6 +195,8 @@ CONTRACT: tuple[Part, ...] = (
         "enable_attn_tp_input_scattered",
         "attn_cp_size",
         "disaggregation_mode",
+        "enable_metrics",
+        "served_model_name",
     ),
     OneOf(
         "context parallelism",

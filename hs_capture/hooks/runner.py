@@ -122,6 +122,7 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
         sglang_version=sglang.__version__,
         door=sitecustomize_shim.door or "call",
         notes=notes,
+        metrics_name=compat.metrics_name(server_args),
     )
 
 

@@ -23,6 +23,7 @@ from hs_capture.dump_dir import DumpDir
 from hs_capture.errors import HsCaptureError
 from hs_capture.format.metadata import layer_stream
 from hs_capture.format.run import NormWeight, RunInfo
+from hs_capture.hooks import metrics
 from hs_capture.hooks.compat import Ranks
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.installed import wrapped
@@ -54,6 +55,8 @@ class Plan:
     sglang_version: str
     door: str
     notes: tuple[str, ...]
+    metrics_name: str | None
+    """The name of the model in SGLang's metrics; None when they are off."""
 
 
 class Session:
@@ -116,6 +119,7 @@ class Session:
 
     def end(self) -> None:
         """Say that the batch has run. Wanted rows that did not come by are recorded as lost."""
+        self._producer_count("hook_microseconds", self._guard.take_microseconds())
         batch, self._batch = self._batch, None
         if batch is None or self._taken or not batch.rows or self._tap is None:
             return
@@ -159,6 +163,10 @@ class Session:
         )
         launcher.start()
         self._guard.tell = self._tell_error
+        if plan.metrics_name is not None:
+            with self._guard("registering metrics"):
+                labels = {"model_name": plan.metrics_name, "rank": info.rank}
+                metrics.publish(self._producer.region.counters, labels)
         logger.info(
             "hs-capture %s attached: %s, layers %s, final %s, dir %s",
             info.hs_capture_version,
@@ -173,9 +181,9 @@ class Session:
         if loud and self._tap is not None:
             self._tap.report(text)
 
-    def _producer_count(self, name: str) -> None:
+    def _producer_count(self, name: str, amount: int = 1) -> None:
         if self._producer is not None:
-            self._producer.count(name)
+            self._producer.count(name, amount)
 
 
 def _copier(producer: Producer, device: torch.device) -> Copier:

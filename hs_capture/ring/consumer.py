@@ -12,6 +12,7 @@ from hs_capture.errors import FormatError
 from hs_capture.ring.layout import (
     ENTRY_HEADER,
     MAGIC,
+    PLACES,
     EntryShape,
     EntryWord,
     Region,
@@ -87,6 +88,15 @@ class Consumer:
         with self._lock:
             entry.users -= 1
             self._give_back()
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add `amount` to one of ``format.counters.WRITER_COUNTERS``. Threads may share it."""
+        with self._lock:
+            self.region.header[PLACES[name]] += amount
+
+    def tell(self, name: str, value: int) -> None:
+        """Say what one of them, or ``open_records``, is now."""
+        self.region.header[PLACES[name]] = value
 
     @property
     def drained(self) -> bool:

@@ -2,12 +2,14 @@
 
 The ring is one anonymous memory file (``memfd_create``), mapped by the server and by the writer.
 
-    page 0          header: eight-byte little-endian words, see ``Word`` and ``COUNTERS``
+    page 0          header: eight-byte little-endian words, see ``Word`` and ``PLACES``
     page 1 ...      data: `capacity` bytes, used as a circle
 
 ``HEAD`` and ``TAIL`` count bytes ever published and ever released; both only grow, and an entry
 at position p lies at data offset p mod capacity. Only the producer writes ``HEAD`` and the
-counters, only the consumer writes ``TAIL``. An entry is contiguous and starts on 64 bytes:
+server's counters, only the consumer writes ``TAIL`` and the writer's: each sees how the other does,
+and a writer goes on counting where one that died left off. An entry is contiguous and starts on 64
+bytes:
 
     word 0          length of the whole entry, a multiple of 64
     word 1          1 when the payload is in place (copies from a device finish after publication)
@@ -23,20 +25,12 @@ import enum
 import mmap
 from dataclasses import dataclass
 
+from hs_capture.format.counters import SERVER_COUNTERS, WRITER_COUNTERS
+
 PAGE = 4096
 ALIGNMENT = 64
 ENTRY_HEADER = 64
 MAGIC = int.from_bytes(b"HSRING\x00\x01", "little")
-
-COUNTERS = (
-    "batches",
-    "rows_dropped",
-    "requests_untold",
-    "hook_errors",
-    "writer_restarts",
-    "blocked_microseconds",
-)
-"""What the server counts, in the order of the words from ``Word.COUNTERS`` on."""
 
 
 class Word(enum.IntEnum):
@@ -46,7 +40,19 @@ class Word(enum.IntEnum):
     CAPACITY = 1
     HEAD = 2
     TAIL = 3
-    COUNTERS = 8
+    SERVER_COUNTERS = 8
+    WRITER_COUNTERS = 64
+
+
+PLACES = {
+    name: first + i
+    for first, names in (
+        (Word.SERVER_COUNTERS, SERVER_COUNTERS),
+        (Word.WRITER_COUNTERS, (*WRITER_COUNTERS, "open_records")),
+    )
+    for i, name in enumerate(names)
+}
+"""The header word of each counter."""
 
 
 class EntryWord(enum.IntEnum):
@@ -97,5 +103,8 @@ class Region:
         return self.data[offset : offset + ENTRY_HEADER].cast("Q")
 
     def counters(self) -> dict[str, int]:
-        """Return what the server has counted."""
-        return {name: self.header[Word.COUNTERS + i] for i, name in enumerate(COUNTERS)}
+        """Return what server and writer have counted, by ``format.counters.COUNTERS``."""
+        found = {name: self.header[place] for name, place in PLACES.items()}
+        # The tail first: it is never beyond the head that is read after it.
+        tail = self.header[Word.TAIL]
+        return {**found, "queued_bytes": self.header[Word.HEAD] - tail}

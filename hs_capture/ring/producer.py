@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 
 from hs_capture.errors import ConfigError
-from hs_capture.ring.layout import COUNTERS, MAGIC, PAGE, EntryShape, EntryWord, Region, Word, align
+from hs_capture.ring.layout import MAGIC, PAGE, PLACES, EntryShape, EntryWord, Region, Word, align
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class Producer:
         self._advance(slot.shape.length)
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add `amount` to one of ``layout.COUNTERS``."""
-        self.region.header[Word.COUNTERS + COUNTERS.index(name)] += amount
+        """Add `amount` to one of ``format.counters.SERVER_COUNTERS``."""
+        self.region.header[PLACES[name]] += amount
 
     def _pad(self, length: int) -> None:
         words = self.region.words(self._head % self.region.capacity)

@@ -18,6 +18,7 @@ from hs_capture.verify.activity import (
 )
 from hs_capture.verify.enabled import look_at_directory, look_at_settings
 from hs_capture.verify.installation import look_at_installation
+from hs_capture.verify.pace import look_at_pace
 from hs_capture.verify.processes import find_servers
 from hs_capture.verify.report import Check, Report, Verdict, count_text, size_text
 from hs_capture.verify.runs import RUN_FILE, Evidence, Run, read_evidence
@@ -83,6 +84,7 @@ def diagnose(dump_dir: Path | None, sample: int | None) -> Report:
         place, running = _softened(place), _softened(running)
     activity = [
         *(check for run in evidence.judged for check in look_at_captures(run)),
+        *(check for run in evidence.judged for check in look_at_pace(run)),
         *(check for run in evidence.judged for check in look_at_life(run)),
         *look_at_first_process(evidence.runs, servers),
     ]

@@ -65,8 +65,6 @@ class Assembler:
         self._unopened: dict[int, str] = {}
         # Requests whose records were closed for lack of news, until word of their end comes.
         self._overdue: set[int] = set()
-        self.rows_late = 0
-        """Rows that came for such a record after it was closed."""
         self._folder = Path(config.run_dir) / OPEN_FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
@@ -155,7 +153,7 @@ class Assembler:
         if record is None:
             # It has no file, of which `_close` tells, or it was overdue.
             if segment.key in self._overdue:
-                self.rows_late += segment.stop - segment.start
+                self._ring.count("rows_late", segment.stop - segment.start)
             return
         for start, stop in record.take(segment.start, segment.stop):
             offset = 0
@@ -191,17 +189,23 @@ class Assembler:
         """Compress and write one block. Runs in the pool and must not raise."""
         try:
             if block.record.failure is None:
-                dtype = block.stream.dtype
-                whole = len(block.data) == 1
-                encoded = (
-                    encode(block.data[0], dtype) if whole else encode_planes(block.data, dtype)
-                )
-                block.record.container.add(block.stream.name, block.start, block.stop, encoded)
+                self._encode_and_write(block)
         except Exception as error:
             block.record.failure = self._count_error("a block could not be stored", error)
         finally:
             self._ring.release(entry)
             self._settle(block.record, stored=1)
+
+    def _encode_and_write(self, block: Block) -> None:
+        dtype = block.stream.dtype
+        began = time.perf_counter_ns()
+        whole = len(block.data) == 1
+        encoded = encode(block.data[0], dtype) if whole else encode_planes(block.data, dtype)
+        middle = time.perf_counter_ns()
+        block.record.container.add(block.stream.name, block.start, block.stop, encoded)
+        ended = time.perf_counter_ns()
+        self._ring.count("compress_microseconds", (middle - began) // 1000)
+        self._ring.count("write_microseconds", (ended - middle) // 1000)
 
     def _close(self, entry: Entry, closed: Closed) -> None:
         if closed.key in self._overdue:

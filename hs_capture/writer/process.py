@@ -37,6 +37,7 @@ class Writer:
         self._config = config
         self._faults = FaultLog(logger)
         self._ring = Consumer(config.ring)
+        self._errors_before = self._ring.region.counters()["writer_errors"]
         self._publisher = Publisher(config)
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="hs-capture-writer")
         self._assembler = Assembler(config, self._ring, self._publisher, self._pool, self._faults)
@@ -120,13 +121,10 @@ class Writer:
             self._server_gone_at = time.monotonic()
 
     def _write_status(self, state: str) -> None:
-        counters = {
-            **self._ring.region.counters(),
-            **self._publisher.counters,
-            "writer_errors": self._faults.count,
-            "open_records": self._assembler.open_records,
-            "rows_late": self._assembler.rows_late,
-        }
+        for name, value in self._publisher.counters.items():
+            self._ring.tell(name, value)
+        self._ring.tell("writer_errors", self._errors_before + self._faults.count)
+        self._ring.tell("open_records", self._assembler.open_records)
         status = Status(
             run_id=Path(self._config.run_dir).name,
             rank=self._config.rank,
@@ -136,7 +134,7 @@ class Writer:
             started=self._started,
             heartbeat=time.time(),
             last_capture=self._publisher.last_capture,
-            counters=counters,
+            counters=self._ring.region.counters(),
             last_error=self._faults.last or self._server_error,
         )
         try:

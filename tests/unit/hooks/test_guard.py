@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
@@ -38,3 +39,22 @@ def test_an_exit_goes_through() -> None:
     """A server that is told to stop must stop."""
     with pytest.raises(SystemExit), Guard()("counting"):
         raise SystemExit(1)
+
+
+def test_the_time_of_our_blocks_is_measured_once_and_without_what_is_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([1_000, 4_500, 100_000, 103_000, 200_000, 200_400])
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock))
+    guard = Guard()
+    with guard("a block"), guard("a block in it"):
+        pass
+    with guard("one that fails"):
+        raise ValueError("no")
+    assert guard.take_microseconds() == 6
+    with guard("a short one"):
+        pass
+    # 500 ns were left over.
+    assert guard.take_microseconds() == 0
+    assert guard.take_microseconds() == 0
+    assert next(clock, None) is None

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hs_capture.errors import ConfigError, FormatError
+from hs_capture.format.counters import COUNTERS
 from hs_capture.ring.consumer import Consumer
-from hs_capture.ring.layout import COUNTERS, ENTRY_HEADER, PAGE, EntryWord
+from hs_capture.ring.layout import ENTRY_HEADER, PAGE, PLACES, EntryWord, Word
 from hs_capture.ring.message import Closed, Lost, Message, Opened, Segment, decode
 from hs_capture.ring.producer import Producer
 
@@ -179,7 +180,7 @@ def test_a_second_consumer_begins_with_what_the_first_did_not_release() -> None:
         assert [entry.message.opened[0].rid for entry in second.entries()] == ["c"]
 
 
-def test_counters_are_seen_on_the_other_side() -> None:
+def test_counters_of_either_side_are_seen_on_the_other() -> None:
     with ring() as producer:
         consumer = Consumer(producer.descriptor)
         assert consumer.region.counters() == dict.fromkeys(COUNTERS, 0)
@@ -188,6 +189,33 @@ def test_counters_are_seen_on_the_other_side() -> None:
         producer.count("rows_dropped")
         seen = consumer.region.counters()
         assert (seen["batches"], seen["rows_dropped"], seen["hook_errors"]) == (1, 42, 0)
+        consumer.tell("tokens", 7)
+        consumer.count("rows_late", 3)
+        consumer.count("rows_late")
+        assert producer.region.counters() == {**seen, "tokens": 7, "rows_late": 4}
+        # The next writer goes on from there.
+        Consumer(producer.descriptor).count("rows_late", 2)
+        assert producer.region.counters()["rows_late"] == 6
+
+
+def test_every_counter_has_a_word_of_its_own_in_the_header() -> None:
+    assert {*PLACES, "queued_bytes"} == set(COUNTERS)
+    words = [int(place) for place in PLACES.values()]
+    assert len(set(words)) == len(words)
+    assert not {*words} & {Word.MAGIC, Word.CAPACITY, Word.HEAD, Word.TAIL}
+    assert max(words) < PAGE // 8
+
+
+def test_what_is_in_the_ring_is_queued_until_it_is_released() -> None:
+    with ring() as producer:
+        consumer = Consumer(producer.descriptor)
+        assert publish(producer, "a", b"x" * 100)
+        sent = producer.region.capacity - producer.free
+        assert producer.region.counters()["queued_bytes"] == sent > 100
+        [entry] = consumer.entries()
+        assert consumer.region.counters()["queued_bytes"] == sent
+        consumer.release(entry)
+        assert producer.region.counters()["queued_bytes"] == 0
 
 
 def test_another_file_is_no_ring(tmp_path: Path) -> None:

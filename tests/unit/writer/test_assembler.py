@@ -347,7 +347,7 @@ def test_a_record_without_news_is_closed_and_what_comes_later_is_counted(
         assert running.assembler.open_records == 0
         running.send(message([(0, 2, 6)], closed=[Closed(0, "r0", 6)]))
         running.send(message(closed=[Closed(1, "r1", 4, "aborted")]))
-        assert running.assembler.rows_late == 4
+        assert running.ring.region.counters()["rows_late"] == 4
         # The server numbers its requests: a new one is never taken for the old one.
         running.send(message([(2, 0, 4)], opened=[replace(two, key=2)]))
         running.send(message(closed=[Closed(2, "r1", 4)]))
@@ -366,6 +366,6 @@ def test_a_record_with_news_stays_open(tmp_path: Path) -> None:
         running.send(message([(0, 0, 2)], opened=[one]))
         running.assembler.close_overdue()
         running.send(message([(0, 2, 4)], closed=[Closed(0, "r0", 4)]))
-        assert running.assembler.rows_late == 0
+        assert running.ring.region.counters()["rows_late"] == 0
     (line,) = running.index()
     assert line.complete

@@ -1,0 +1,42 @@
+"""What the tap counts of the rows that pass by, in the ring's counters."""
+
+from __future__ import annotations
+
+import time
+
+from hs_capture.ring.producer import Producer
+
+
+class Tally:
+    """Counts rows taken and dropped, and the time that either cost. Used by one thread."""
+
+    def __init__(self, producer: Producer) -> None:
+        """Count in the ring of `producer`."""
+        self._count = producer.count
+        self._dropping_since: int | None = None
+
+    def taken(self, rows: int, size: int, began: int) -> None:
+        """Count `rows` of `size` bytes that went into the ring, which ends a time of dropping.
+
+        Their copies were asked for from `began` (``time.perf_counter_ns``) until now.
+        """
+        self._count("rows_taken", rows)
+        self._count("taken_bytes", size)
+        self._count("copy_microseconds", _microseconds_since(began))
+        if self._dropping_since is not None:
+            self._count("dropping_microseconds", _microseconds_since(self._dropping_since))
+            self._dropping_since = None
+
+    def dropped(self, rows: int) -> None:
+        """Count `rows` that found no room."""
+        self._count("rows_dropped", rows)
+        if rows and self._dropping_since is None:
+            self._dropping_since = time.perf_counter_ns()
+
+    def blocked(self, began: int) -> None:
+        """Count the time since `began` (``time.perf_counter_ns``), spent waiting for room."""
+        self._count("blocked_microseconds", _microseconds_since(began))
+
+
+def _microseconds_since(began: int) -> int:
+    return (time.perf_counter_ns() - began) // 1000

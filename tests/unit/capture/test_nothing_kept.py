@@ -1,0 +1,64 @@
+"""When a request is over, nothing of it is kept, however it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from capture_server import CaptureServer, prompt
+from hs_capture.capture import tap
+from hs_capture.capture.batch import Request, batch_of
+
+
+def _kept(server: CaptureServer) -> dict[str, int]:
+    """The size of everything that the tap collects, where it is not empty."""
+    collections = {
+        name: value
+        for name, value in vars(server.tap).items()
+        if isinstance(value, dict | set | deque)
+    }
+    assert len(collections) >= 4
+    return {name: len(value) for name, value in collections.items() if value}
+
+
+def _end(server: CaptureServer, requests: list[Request]) -> None:
+    """The requests leave the server."""
+    server.tap.forget([request.key for request in requests])
+
+
+def test_whole_aborted_and_lost_requests_leave_nothing(tmp_path: Path) -> None:
+    requests = [prompt(key, 6) for key in range(300)]
+    whole, aborted, lost = requests[:100], requests[100:200], requests[200:]
+    with CaptureServer(tmp_path) as server:
+        for first, second, third in zip(whole, aborted, lost, strict=True):
+            server.prefill((first, 0, 6), (second, 0, 3))
+            server.tap.lose(batch_of([(third, 0, 3)]), "hook_error")
+        _end(server, requests)
+        assert _kept(server) == {}
+        server.wait_drained()
+    assert len(server.index()) == 300
+
+
+def test_requests_that_the_writer_was_never_told_of_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that stands still for so long that even word of losses is given up."""
+    monkeypatch.setattr(tap, "OWED_DRAFTS", 3)
+    requests = [prompt(key, 1800) for key in range(120)]
+    with CaptureServer(tmp_path, block=False) as server:
+        server.prefill(*((request, 0, 1) for request in requests[:20]))
+        pid = server.stop_writer()
+        for request in requests[20:]:
+            server.prefill((request, 0, 40))
+        for request in requests:
+            _end(server, [request])
+        os.kill(pid, signal.SIGCONT)
+        server.wait_drained()
+        _end(server, [])
+        server.wait_drained()
+        assert server.counter("requests_untold") > 0
+        assert _kept(server) == {}
