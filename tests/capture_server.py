@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import select
 import signal
 import threading
 import time
@@ -204,8 +203,9 @@ class CaptureServer:
         return self.writers()[0]
 
     def writers(self) -> list[int]:
-        """The process ids of all writers that run."""
-        return [process.pid for process in processes.of_server(-1, self.mark)]
+        """The process ids of all writers that run. What starts one leads the session it is in."""
+        marked = processes.of_server(-1, self.mark)
+        return [process.pid for process in marked if process.session != process.pid]
 
     def stop_writer(self) -> int:
         """Freeze the writer; the ring then fills up."""
@@ -214,15 +214,10 @@ class CaptureServer:
         return pid
 
     def kill_writer(self) -> None:
-        """Kill the writer, as a machine short of memory does, and wait until it is gone."""
+        """Kill the writer, as a machine short of memory does, and wait until that is noticed."""
+        noticed = self.counter("writer_restarts")
         os.kill(self.writer_pid(), signal.SIGKILL)
-        self.wait_unheard()
-
-    def wait_unheard(self) -> None:
-        """Wait until nobody reads the bell: a killed writer's files close some time after it."""
-        poll = select.poll()
-        poll.register(self.launcher._bell, 0)
-        wait_until(lambda: bool(poll.poll(0)), "the end of the writer")
+        wait_until(lambda: self.counter("writer_restarts") > noticed, "another writer")
 
     def counter(self, name: str) -> int:
         """What the server has counted."""

@@ -108,8 +108,8 @@ def look_at_life(run: Run) -> Iterator[Check]:
             "writer",
             "warn",
             f"the writer of run {run.info.run_id} {what}; last heard {age_text(age or 0)}",
-            "the server starts another one with the next capture; if it does not, restart the "
-            "server",
+            "the server starts another one within seconds; if it does not, search its log for "
+            "`hs-capture:`",
         )
 
 

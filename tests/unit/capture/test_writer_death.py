@@ -117,10 +117,7 @@ def test_writers_may_die_again_and_again(tmp_path: Path) -> None:
                 for pid in server.writers():
                     os.kill(pid, signal.SIGKILL)
             server.prefill((request, 20, 15))
-        wait_until(lambda: len(server.writers()) < 2, "the end of the last one")
-        for pid in server.writers():
-            os.kill(pid, signal.SIGKILL)
-        server.wait_unheard()
+        server.kill_writer()
         server.prefill((prompt(12, 35), 0, 35))
         assert server.counter("writer_restarts") >= 1
     requests.append(prompt(12, 35))
