@@ -37,7 +37,7 @@ class Writer:
         self._config = config
         self._faults = FaultLog(logger)
         self._ring = Consumer(config.ring)
-        self._publisher = Publisher(config)
+        self._publisher = Publisher(config, self._faults)
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="hs-capture-writer")
         self._assembler = Assembler(config, self._ring, self._publisher, self._pool, self._faults)
         self._started = time.time()
@@ -59,6 +59,7 @@ class Writer:
             if time.monotonic() - heartbeat >= HEARTBEAT_SECONDS:
                 if self._caught_up:
                     self._assembler.close_overdue()
+                self._publisher.pay_owed()
                 self._write_status("serving")
                 heartbeat = time.monotonic()
             self._wait()
