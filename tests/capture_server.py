@@ -8,7 +8,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,7 @@ LONGEST = 2000
 SECONDS = 60.0
 """Longest time that anything here may take."""
 
+WRITER_HOST = Path(__file__).parent / "writer_host"
 Extent = tuple[Request, int, int]
 
 
@@ -108,8 +109,11 @@ class CaptureServer:
         dtype: str = "float32",
         reserve: int = 0,
         late_planes: bool = False,
+        run_id: str = RUN.run_id,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        run = replace(RUN, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS)
+        """`environ` is for the writer alone; see `writer_host`."""
+        run = replace(RUN, run_id=run_id, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS)
         self.dump = dump
         self.run_dir = write_run(dump, run)
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -137,7 +141,9 @@ class CaptureServer:
             metadata=_of_run(metadata),
         )
         self.launcher = WriterLauncher(
-            self.producer, self.config, {**os.environ, processes.MARK: self.mark}
+            self.producer,
+            self.config,
+            {**os.environ, **(environ or {}), processes.MARK: self.mark},
         )
         self.tap = Tap(
             self.producer,

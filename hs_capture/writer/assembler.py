@@ -15,7 +15,8 @@ from hs_capture.format.container import ContainerWriter
 from hs_capture.ring.consumer import Consumer, Entry
 from hs_capture.ring.message import Closed, Lost, Opened, Segment, StreamSpec
 from hs_capture.writer.config import WriterConfig
-from hs_capture.writer.publisher import OPEN_FOLDER, Publisher
+from hs_capture.writer.leftovers import OPEN_FOLDER
+from hs_capture.writer.publisher import Publisher
 from hs_capture.writer.record import Record
 
 INPUT_IDS = StreamSpec("input_ids", "int64", 1)
@@ -63,6 +64,8 @@ class Assembler:
         self._open: dict[int, Record] = {}
         # Requests whose records were closed for lack of news, until word of their end comes.
         self._overdue: set[int] = set()
+        # Why nothing is stored any more, once that is so.
+        self._given_up: str | None = None
         self.rows_late = 0
         """Rows that came for such a record after it was closed."""
         self._folder = Path(config.run_dir) / OPEN_FOLDER
@@ -106,6 +109,10 @@ class Assembler:
         for closed in entry.message.closed:
             self._close(entry, closed)
         self._ring.release(entry)
+
+    def give_up(self, reason: str) -> None:
+        """Store nothing more; requests that lack a block by now are told with `reason`."""
+        self._given_up = reason
 
     def close_all(self, reason: str) -> None:
         """Close every open record because of `reason`."""
@@ -187,6 +194,8 @@ class Assembler:
     def _store(self, entry: Entry, block: Block) -> None:
         """Compress and write one block. Runs in the pool and must not raise."""
         try:
+            if self._given_up is not None:
+                block.record.failure = self._given_up
             if block.record.failure is None:
                 dtype = block.stream.dtype
                 whole = len(block.data) == 1

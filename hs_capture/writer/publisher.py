@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 CAPTURES_PER_FOLDER = 1000
 """A million captures make a thousand folders of a thousand files."""
 
-OPEN_FOLDER = "open"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SEQUENCE = re.compile(r"\d+(?=-)")
 
