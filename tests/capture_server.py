@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +41,7 @@ LONGEST = 2000
 SECONDS = 60.0
 """Longest time that anything here may take."""
 
+WRITER_HOST = Path(__file__).parent / "writer_host"
 Extent = tuple[Request, int, int]
 
 
@@ -109,8 +109,11 @@ class CaptureServer:
         dtype: str = "float32",
         reserve: int = 0,
         late_planes: bool = False,
+        run_id: str = RUN.run_id,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        run = replace(RUN, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS)
+        """`environ` is for the writer alone; see `writer_host`."""
+        run = replace(RUN, run_id=run_id, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS)
         self.dump = dump
         self.run_dir = write_run(dump, run)
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -138,7 +141,9 @@ class CaptureServer:
             metadata=_of_run(metadata),
         )
         self.launcher = WriterLauncher(
-            self.producer, self.config, {**os.environ, processes.MARK: self.mark}
+            self.producer,
+            self.config,
+            {**os.environ, **(environ or {}), processes.MARK: self.mark},
         )
         self.tap = Tap(
             self.producer,
@@ -204,8 +209,9 @@ class CaptureServer:
         return self.writers()[0]
 
     def writers(self) -> list[int]:
-        """The process ids of all writers that run."""
-        return [process.pid for process in processes.of_server(-1, self.mark)]
+        """The process ids of all writers that run. What starts one leads the session it is in."""
+        marked = processes.of_server(-1, self.mark)
+        return [process.pid for process in marked if process.session != process.pid]
 
     def stop_writer(self) -> int:
         """Freeze the writer; the ring then fills up."""
@@ -214,15 +220,10 @@ class CaptureServer:
         return pid
 
     def kill_writer(self) -> None:
-        """Kill the writer, as a machine short of memory does, and wait until it is gone."""
+        """Kill the writer, as a machine short of memory does, and wait until that is noticed."""
+        noticed = self.counter("writer_restarts")
         os.kill(self.writer_pid(), signal.SIGKILL)
-        self.wait_unheard()
-
-    def wait_unheard(self) -> None:
-        """Wait until nobody reads the bell: a killed writer's files close some time after it."""
-        poll = select.poll()
-        poll.register(self.launcher._bell, 0)
-        wait_until(lambda: bool(poll.poll(0)), "the end of the writer")
+        wait_until(lambda: self.counter("writer_restarts") > noticed, "another writer")
 
     def counter(self, name: str) -> int:
         """What the server has counted."""

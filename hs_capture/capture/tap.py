@@ -83,6 +83,7 @@ class Tap:
         self._done: set[int] = set()
         # Open requests whose opening is in the ring, with its position: see `_wake`.
         self._told: dict[int, tuple[int, Request]] = {}
+        self._lost_before = 0
         self._owed: deque[Draft] = deque()
 
     def capture(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
@@ -300,20 +301,19 @@ class Tap:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the writer; should it be dead, start another and open anew what only it knew.
+        """Wake the writer, and open anew what only a writer that died knew.
 
-        The new writer reads what the dead one had not released. A request that was opened before
+        The next writer reads what the dead one had not released. A request that was opened before
         and is not closed yet is opened again, before anything else that is owed; the rows that
         the dead writer had of it are lost.
         """
-        if self._launcher.wake():
+        self._launcher.wake()
+        lost_before = self._launcher.lost_before
+        if lost_before == self._lost_before:
             return
-        if not self._launcher.restart():
-            # The next batch tries again; what is in the ring waits there.
-            return
-        released = self._producer.released
+        self._lost_before = lost_before
         for key, (position, request) in list(self._told.items()):
-            if position < released:
+            if position < lost_before:
                 del self._told[key]
                 lost = Lost(key, 0, request.num_tokens, "writer_died")
                 again = Draft(lost=[lost])

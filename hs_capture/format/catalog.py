@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,15 +69,16 @@ def _catalog_of_run(directory: Path) -> Catalog:
     # First the index, then the files: the other way round, a file that is published in between
     # would look like one that is gone.
     indexed = {entry.file: entry for entry in _indexed(directory)}
-    files = [
-        _relative(Path(folder, name), directory)
-        for folder, _, names in os.walk(directory, onerror=_raise_unless_gone)
-        for name in names
-        if _is_capture(name)
-    ]
+    files = list(capture_files(directory))
     entries = [indexed[file] for file in files if file in indexed]
     entries += _described(directory, (file for file in files if file not in indexed))
     return Catalog(directory, run, tuple(sorted(entries, key=lambda e: (e.sequence, e.file))))
+
+
+def capture_files(directory: Path) -> Iterator[str]:
+    """The capture files under `directory`, relative to it, in no order."""
+    for folder, _, names in os.walk(directory, onerror=_raise_unless_gone):
+        yield from (_relative(Path(folder, name), directory) for name in names if _is_capture(name))
 
 
 def _indexed(directory: Path) -> Iterable[IndexEntry]:
@@ -116,6 +117,7 @@ def describe(directory: Path, file: str) -> IndexEntry:
             raw_bytes=reader.raw_bytes,
             stored_bytes=reader.size,
             published=metadata.captured_at,
+            key=metadata.key,
         )
 
 

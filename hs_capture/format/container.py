@@ -37,31 +37,32 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+HELD_BYTES = 256 * 1024
+"""So many bytes of a file stay in memory until it is longer or finished. Thousands of short prompts
+in one batch then need neither thousands of open files nor many small writes."""
+
+
 class ContainerWriter:
     """Writes one capture file. `add` may be called from several threads at once.
 
-    The file is created here and must not exist. An `OSError` while writing (a full file system)
-    is passed on and leaves the writer broken: all that is left to do then is `abort`.
+    The file must not exist. It is created when there is enough to write, and its folder with it,
+    should it be gone. An `OSError` while writing (a full file system) is passed on and leaves the
+    writer broken: all that is left to do then is `abort`.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: int = 0o600) -> None:
         self.path = Path(path)
         self.raw_bytes = 0
         """Bytes of the elements added so far, before packing."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(path, flags, mode)
+        self._mode = mode
+        self._file = -1
+        # The beginning of the file, until there is a file.
+        self._held: bytearray | None = bytearray(MAGIC)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
         self._blocks: dict[str, list[Block]] = {}
         self._end = len(MAGIC)
         self._error: OSError | None = None
-        try:
-            # The umask does not decide who may read captures; the mode does.
-            os.fchmod(self._file, mode)
-            self._write((MAGIC,), 0)
-        except BaseException:
-            self.abort()
-            raise
 
     def declare(self, stream: str, dtype: str, width: int | None = None) -> None:
         """Announce a stream of rows of `width` elements, or of single elements without a width.
@@ -96,10 +97,18 @@ class ContainerWriter:
             )
         digest = digest_of(encoded.planes)
         with self._lock:
+            if self._error is not None:
+                raise self._error
             block = Block(start, stop, self._end, encoded.lengths, digest)
             self._end = block.end
             self._blocks[stream].append(block)
             self.raw_bytes += encoded.raw_bytes
+            if self._held is not None and block.end <= HELD_BYTES:
+                for plane in encoded.planes:
+                    self._held += plane
+                return
+            if self._held is not None:
+                self._create(self._held)
         self._write(encoded.planes, block.offset)
 
     def finish(self, metadata: Mapping[str, object], rows: int) -> int:
@@ -113,12 +122,16 @@ class ContainerWriter:
             raise self._error
         streams = [self._finished(stream, rows) for stream in self._streams.values()]
         end = encode_footer(metadata, streams, self._end)
-        self._write((end,), self._end)
+        if self._held is None:
+            self._write((end,), self._end)
+        else:
+            self._create(self._held + end)
         self._close()
         return self._end + len(end)
 
     def abort(self) -> None:
         """Close and remove the unfinished file. Does nothing once the file is closed."""
+        self._held = None
         if self._file >= 0:
             self._close()
             with suppress(FileNotFoundError):
@@ -132,6 +145,20 @@ class ContainerWriter:
         if blocks and blocks[-1].stop > rows:
             raise ValueError(f"stream {stream.name!r}: row {blocks[-1].stop - 1} is beyond {rows}")
         return replace(stream, shape=(rows, *stream.shape[1:]), blocks=tuple(blocks))
+
+    def _create(self, held: bytearray) -> None:
+        """Create the file with what was held."""
+        self._held = None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._file = os.open(self.path, flags, self._mode)
+            # The umask does not decide who may read captures; the mode does.
+            os.fchmod(self._file, self._mode)
+        except OSError as error:
+            self._error = error
+            raise
+        self._write((held,), 0)
 
     def _write(self, parts: tuple[bytes | bytearray | memoryview, ...], offset: int) -> None:
         # A short write is how a nearly full file system begins to say so; the next one says it.

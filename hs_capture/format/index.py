@@ -8,6 +8,7 @@ is still writing, or never finished.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,8 @@ class IndexEntry(Record):
 
     `file` is relative to the run directory, with forward slashes; None stands for a record that
     was given up without a file. `rows` counts the captured rows of `num_tokens`; `missing` holds
-    the others as [start, stop) pairs. `published` is in Unix seconds.
+    the others as [start, stop) pairs. `published` is in Unix seconds. `key` is the number by which
+    the server knew the request, for a rid may come again; None where it was not written yet.
     """
 
     sequence: int
@@ -34,6 +36,7 @@ class IndexEntry(Record):
     raw_bytes: int
     stored_bytes: int
     published: float
+    key: int | None = None
 
 
 def append_line(entry: IndexEntry) -> bytes:
@@ -42,16 +45,20 @@ def append_line(entry: IndexEntry) -> bytes:
 
 
 def read_index(path: str | os.PathLike[str]) -> list[IndexEntry]:
-    """The entries of the index at `path`.
+    """The entries of the index at `path`; see `iterate_index`."""
+    return list(iterate_index(path))
+
+
+def iterate_index(path: str | os.PathLike[str]) -> Iterator[IndexEntry]:
+    """The entries of the index at `path`, one after the other: there may be millions.
 
     An unfinished last line is passed over. A finished line that is broken raises `FormatError`
     with its number.
     """
-    lines = Path(path).read_bytes().split(b"\n")[:-1]
-    return [
-        IndexEntry.from_json(line, f"{os.fspath(path)}: line {number}")
-        for number, line in enumerate(lines, start=1)
-    ]
+    with Path(path).open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n"):
+                yield IndexEntry.from_json(line, f"{os.fspath(path)}: line {number}")
 
 
 def cut_torn_line(path: str | os.PathLike[str]) -> int:

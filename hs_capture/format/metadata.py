@@ -23,7 +23,8 @@ class CaptureMetadata(Record):
 
     `num_tokens` is the length of the prompt and of every stream, `missing` its rows that no layer
     stream holds, as [start, stop) pairs. `final` names the final states that are stored:
-    "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds.
+    "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds, `key` the number by
+    which the server knew the request, None where it was not written yet.
     """
 
     rid: str
@@ -42,4 +43,5 @@ class CaptureMetadata(Record):
     sglang_version: str
     model_class: str
     captured_at: float
+    key: int | None = None
     layer_convention: str = LAYER_CONVENTION

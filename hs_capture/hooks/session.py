@@ -33,6 +33,7 @@ from hs_capture.ring.message import StreamSpec
 from hs_capture.ring.producer import Producer
 from hs_capture.settings import Settings, writer_environ
 from hs_capture.writer.config import WriterConfig
+from hs_capture.writer.leftovers import remove_leftovers
 
 logger = logging.getLogger("hs_capture")
 
@@ -148,6 +149,7 @@ class Session:
     def _start_run(self, plan: Plan) -> None:
         self._final = plan.settings.final
         dtype = str(self.runner.model_config.dtype).removeprefix("torch.")
+        remove_leftovers(plan.dump_dir.path)
         run_dir, info = _create_run(plan, self._attachment, dtype)
         self._producer = Producer(plan.settings.buffer)
         copier = _copier(self._producer, self._attachment.model.norm.weight.device)

@@ -21,7 +21,7 @@ class Slot:
 
 
 class Producer:
-    """Fills the ring. One thread of one process uses it."""
+    """Fills the ring. One thread of one process uses it; only counting is for all of them."""
 
     def __init__(self, capacity: int) -> None:
         """Create a ring of about `capacity` bytes, with its memory taken at once.
@@ -47,6 +47,7 @@ class Producer:
         self.region.header[Word.CAPACITY] = capacity
         self._head = 0
         self._fence = threading.Lock()
+        self._counting = threading.Lock()
 
     @property
     def largest_entry(self) -> int:
@@ -106,8 +107,9 @@ class Producer:
         self._advance(slot.shape.length)
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add `amount` to one of ``format.counters.SERVER_COUNTERS``."""
-        self.region.header[PLACES[name]] += amount
+        """Add `amount` to one of ``format.counters.SERVER_COUNTERS``. Any thread may call it."""
+        with self._counting:
+            self.region.header[PLACES[name]] += amount
 
     def _pad(self, length: int) -> None:
         words = self.region.words(self._head % self.region.capacity)

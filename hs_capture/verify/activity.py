@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from hs_capture.settings import RIDS
 from hs_capture.verify.processes import Server, started_at
 from hs_capture.verify.report import Check, age_text, count_text, size_text
-from hs_capture.verify.runs import HEARTBEAT_LIMIT, Evidence, Run
+from hs_capture.verify.runs import Evidence, Run
 
 _LOSSES = {
     "lost": (
@@ -81,7 +81,6 @@ def look_at_attachment(evidence: Evidence, starting: int | None) -> Iterator[Che
 def look_at_life(run: Run) -> Iterator[Check]:
     """Warnings about a run whose server or writer does not do what its files say."""
     age = run.heartbeat_age
-    silent = age is None or age >= HEARTBEAT_LIMIT
     if not run.statuses:
         if run.server_alive:
             yield Check(
@@ -101,15 +100,15 @@ def look_at_life(run: Run) -> Iterator[Check]:
             f"gone and the writer was last heard {age_text(age or 0)}",
             "both were killed at once: captures that were not published by then are lost",
         )
-    elif run.server_alive and silent:
+    elif run.server_alive and run.silent:
         gone = [s.writer_pid for s in run.statuses if started_at(s.writer_pid) is None]
         what = f"process {gone[0]} is gone" if gone else "is silent"
         yield Check(
             "writer",
             "warn",
             f"the writer of run {run.info.run_id} {what}; last heard {age_text(age or 0)}",
-            "the server starts another one with the next capture; if it does not, restart the "
-            "server",
+            "the server starts another one within seconds; if it does not, search its log for "
+            "`hs-capture:`",
         )
 
 

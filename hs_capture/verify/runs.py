@@ -47,6 +47,15 @@ class Run:
         return self.read_at - max(beats) if beats else None
 
     @property
+    def silent(self) -> bool:
+        """Whether no writer gave a sign of life lately.
+
+        One from the future is as old as one from the past: the clock was put back since.
+        """
+        age = self.heartbeat_age
+        return age is None or abs(age) >= HEARTBEAT_LIMIT
+
+    @property
     def ended(self) -> bool:
         """Whether every writer has said that it is done."""
         return bool(self.statuses) and all(status.state == "ended" for status in self.statuses)
@@ -58,8 +67,7 @@ class Run:
         Where the server's process is not to be seen (another container, another host) a young
         heartbeat tells.
         """
-        age = self.heartbeat_age
-        return not self.ended and (self.server_alive or (age is not None and age < HEARTBEAT_LIMIT))
+        return not self.ended and (self.server_alive or not self.silent)
 
     @property
     def last_capture(self) -> float | None:

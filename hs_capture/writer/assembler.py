@@ -15,7 +15,8 @@ from hs_capture.format.container import ContainerWriter
 from hs_capture.ring.consumer import Consumer, Entry
 from hs_capture.ring.message import Closed, Lost, Opened, Segment, StreamSpec
 from hs_capture.writer.config import WriterConfig
-from hs_capture.writer.publisher import OPEN_FOLDER, Publisher
+from hs_capture.writer.leftovers import OPEN_FOLDER
+from hs_capture.writer.publisher import Publisher
 from hs_capture.writer.record import Record
 
 INPUT_IDS = StreamSpec("input_ids", "int64", 1)
@@ -39,7 +40,7 @@ def row_bytes(stream: StreamSpec) -> int:
     return stream.width * dtype_of(stream.dtype).itemsize
 
 
-def is_full(error: Exception) -> bool:
+def is_full(error: BaseException) -> bool:
     """Whether `error` says that the file system has no room left."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -61,12 +62,11 @@ class Assembler:
         self._publisher = publisher
         self._pool = pool
         self._open: dict[int, Record] = {}
-        # Why requests have no record here; word of them goes out when they are closed.
-        self._unopened: dict[int, str] = {}
         # Requests whose records were closed for lack of news, until word of their end comes.
         self._overdue: set[int] = set()
+        # Why nothing is stored any more, once that is so.
+        self._given_up: str | None = None
         self._folder = Path(config.run_dir) / OPEN_FOLDER
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
             left_by_earlier_writer.unlink(missing_ok=True)
         self._lock = threading.Lock()
@@ -97,8 +97,8 @@ class Assembler:
     def renounce(self, entry: Entry, reason: str) -> None:
         """Do what `entry` says but for its rows, which are given up for `reason`."""
         for opened in entry.message.opened:
-            if opened.key not in self._open:
-                self._lose(opened.rid, opened.num_tokens, reason)
+            if not self._is_known(opened.key):
+                self._lose(opened, reason)
                 self._overdue.add(opened.key)
         for segment in entry.message.segments:
             if segment.key in self._open:
@@ -107,6 +107,10 @@ class Assembler:
         for closed in entry.message.closed:
             self._close(entry, closed)
         self._ring.release(entry)
+
+    def give_up(self, reason: str) -> None:
+        """Store nothing more; requests that lack a block by now are told with `reason`."""
+        self._given_up = reason
 
     def close_all(self, reason: str) -> None:
         """Close every open record because of `reason`."""
@@ -128,19 +132,19 @@ class Assembler:
     def _row_bytes(self) -> int:
         return sum(row_bytes(stream) for stream in self._config.streams)
 
+    def _is_known(self, key: int) -> bool:
+        """Whether a request is open or was told already.
+
+        The server repeats what it opened after a writer died, and the ring may still hold what that
+        writer had published.
+        """
+        return key in self._open or key in self._publisher.told
+
     def _open_record(self, entry: Entry, opened: Opened, ids: memoryview) -> None:
-        if opened.key in self._open:
-            # The server repeats what it opened after a writer died; this one had not.
+        if self._is_known(opened.key):
             return
         path = self._folder / f"{self._config.rank}-{opened.key}.part"
-        try:
-            # Whoever cleans up unused folders may have taken it.
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            container = ContainerWriter(path, mode=self._config.file_mode)
-        except OSError as error:
-            reason = self._count_error("a capture file could not be created", error)
-            self._unopened[opened.key] = reason
-            return
+        container = ContainerWriter(path, mode=self._config.file_mode)
         for stream in (INPUT_IDS, *self._config.streams):
             width = None if stream is INPUT_IDS else stream.width
             container.declare(stream.name, stream.dtype, width)
@@ -151,7 +155,7 @@ class Assembler:
     def _take_segment(self, entry: Entry, segment: Segment) -> None:
         record = self._open.get(segment.key)
         if record is None:
-            # It has no file, of which `_close` tells, or it was overdue.
+            # It was told before: by a writer that died, or because it was overdue.
             if segment.key in self._overdue:
                 self._ring.count("rows_late", segment.stop - segment.start)
             return
@@ -188,9 +192,12 @@ class Assembler:
     def _store(self, entry: Entry, block: Block) -> None:
         """Compress and write one block. Runs in the pool and must not raise."""
         try:
+            if self._given_up is not None:
+                block.record.failure = self._given_up
             if block.record.failure is None:
                 self._encode_and_write(block)
-        except Exception as error:
+        except BaseException as error:
+            # Whatever it was, a block that is missing must not look like one that is there.
             block.record.failure = self._count_error("a block could not be stored", error)
         finally:
             self._ring.release(entry)
@@ -212,11 +219,12 @@ class Assembler:
             # It was published when it was closed for lack of news.
             self._overdue.remove(closed.key)
             return
+        if closed.key in self._publisher.told:
+            return
         record = self._open.get(closed.key)
         if record is None:
             # Only a writer that died before it could publish this request had its rows.
-            reason = self._unopened.pop(closed.key, "writer_died")
-            self._lose(closed.rid, closed.num_tokens, reason)
+            self._lose(closed, "writer_died")
             return
         # The entry stays in the ring until the capture is published. Should this writer die
         # before, the next one reads that the request was closed, and tells of the loss.
@@ -252,15 +260,12 @@ class Assembler:
             record.container.abort()
         except OSError as error:
             self._count_error("an unfinished file could not be removed", error)
-        self._lose(record.request.rid, record.request.num_tokens, record.failure or "error")
+        self._lose(record.request, record.failure or "error")
 
-    def _lose(self, rid: str, num_tokens: int, reason: str) -> None:
-        try:
-            self._publisher.give_up(rid, num_tokens, reason)
-        except Exception as error:
-            self._count_error("a lost capture could not be written to the index", error)
+    def _lose(self, request: Opened | Closed, reason: str) -> None:
+        self._publisher.give_up(request.key, request.rid, request.num_tokens, reason)
 
-    def _count_error(self, what: str, error: Exception) -> str:
+    def _count_error(self, what: str, error: BaseException) -> str:
         """Count and log `error`; return the reason that readers of the index will see."""
         self._faults.record(what, error)
         return "file_system_full" if is_full(error) else "write_error"

@@ -15,7 +15,8 @@ from hs_capture.format.run import Status
 from hs_capture.ring.consumer import Consumer, Entry
 from hs_capture.writer.assembler import Assembler
 from hs_capture.writer.config import WriterConfig
-from hs_capture.writer.publisher import OPEN_FOLDER, Publisher
+from hs_capture.writer.leftovers import OPEN_FOLDER, hold
+from hs_capture.writer.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ COPY_SECONDS = 1.0
 """How long to wait for such a copy after the server is gone."""
 HEARTBEAT_SECONDS = 1.0
 LAST_WORK_SECONDS = 10.0
-"""How long the writer may work on after the server is gone while the file system is full."""
+"""How long the writer may work on after the server is gone; what is left then is told, not stored:
+whoever stopped the server may soon kill all that it left."""
 
 
 class Writer:
@@ -38,7 +40,8 @@ class Writer:
         self._faults = FaultLog(logger)
         self._ring = Consumer(config.ring)
         self._errors_before = self._ring.region.counters()["writer_errors"]
-        self._publisher = Publisher(config)
+        self._hold = hold(Path(config.run_dir))
+        self._publisher = Publisher(config, self._faults)
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="hs-capture-writer")
         self._assembler = Assembler(config, self._ring, self._publisher, self._pool, self._faults)
         self._started = time.time()
@@ -60,11 +63,14 @@ class Writer:
             if time.monotonic() - heartbeat >= HEARTBEAT_SECONDS:
                 if self._caught_up:
                     self._assembler.close_overdue()
+                self._publisher.pay_owed()
                 self._write_status("serving")
                 heartbeat = time.monotonic()
             self._wait()
         # What is left has no room, or never arrived from the device. It is told, not stored.
         reason = "server_stopped" if self._has_room() else "file_system_full"
+        if self._out_of_time:
+            self._assembler.give_up(reason)
         for entry in self._ring.entries(in_place=False):
             self._assembler.renounce(entry, reason)
         self._assembler.close_all("server_stopped")
@@ -72,6 +78,7 @@ class Writer:
         self._write_status("ended")
         self._publisher.close()
         self._remove_open_folder()
+        os.close(self._hold)
 
     def _take(self) -> Iterator[Entry]:
         """Take entries while there is room for what they bring.
@@ -99,15 +106,20 @@ class Writer:
 
     def _finished(self) -> bool:
         """Whether the server is gone and nothing is left, or nothing can be done about it."""
-        gone = self._server_gone_at
-        if gone is None:
+        if self._server_gone_at is None:
             return False
-        seconds = time.monotonic() - gone
-        if seconds > COPY_SECONDS and self._ring.waiting:
-            return True
-        if seconds > LAST_WORK_SECONDS and not self._has_room():
-            return True
-        return self._ring.drained
+        never_comes = self._ring.waiting and self._seconds_alone > COPY_SECONDS
+        return never_comes or self._out_of_time or self._ring.drained
+
+    @property
+    def _seconds_alone(self) -> float:
+        """How long the server has been gone."""
+        gone = self._server_gone_at
+        return 0.0 if gone is None else time.monotonic() - gone
+
+    @property
+    def _out_of_time(self) -> bool:
+        return self._seconds_alone > LAST_WORK_SECONDS
 
     def _wait(self) -> None:
         """Sleep until the server rings the bell, hangs up, or some time has passed."""

@@ -8,12 +8,14 @@ import os
 import re
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 from hs_capture.errors import FormatError
+from hs_capture.faults import FaultLog
+from hs_capture.format.catalog import capture_files, describe
 from hs_capture.format.codec import dtype_of
-from hs_capture.format.index import IndexEntry, append_line, cut_torn_line, read_index
+from hs_capture.format.index import IndexEntry, append_line, cut_torn_line, iterate_index
 from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.record import Record
 
@@ -28,8 +30,8 @@ COUNTERS = (
 )
 """What the index adds up to, in the status file."""
 
-OPEN_FOLDER = "open"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_SEQUENCE = re.compile(r"\d+(?=-)")
 
 
 def safe_name(rid: str) -> str:
@@ -43,8 +45,12 @@ def safe_name(rid: str) -> str:
 class Publisher:
     """Publishes records of one rank into one run directory. Threads may share it."""
 
-    def __init__(self, config: WriterConfig) -> None:
-        """Continue the rank's index where an earlier writer of this run left off."""
+    def __init__(self, config: WriterConfig, faults: FaultLog | None = None) -> None:
+        """Continue the rank's index where an earlier writer of this run left off.
+
+        Lines that cannot be written are kept, and counted as errors in `faults`.
+        """
+        self._faults = FaultLog(logger) if faults is None else faults
         self.run_dir = Path(config.run_dir)
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.last_capture: float | None = None
@@ -57,13 +63,14 @@ class Publisher:
         self._folder_mode = config.file_mode | (config.file_mode & 0o440) >> 2
         self._index_path = self.run_dir / f"index-{config.rank}.jsonl"
         self._sequence = 0
-        if self._index_path.exists():
-            for entry in self._earlier_entries():
-                self._sequence = max(self._sequence, entry.sequence + 1)
-                self._count(entry)
-            self._sequence = max(self._sequence, self._first_free_sequence())
+        self.told: set[int] = set()
+        """Keys of the requests that earlier writers of this run have told of."""
+        named = self._read_index()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._index = os.open(self._index_path, flags, config.file_mode)
+        # Lines that found no room yet: the file of a request is published once, its line later.
+        self._owed: deque[bytes] = deque()
+        self._index_unnamed(named)
 
     def publish(self, record: Record) -> None:
         """Write the footer of `record`, give it its final name and index it.
@@ -96,22 +103,20 @@ class Publisher:
                     "incomplete_reason": record.incomplete_reason,
                     "missing": missing,
                     "captured_at": now,
+                    "key": record.request.key,
                     **self._config.metadata,
                 },
                 rows=record.request.num_tokens,
             ),
             published=now,
+            key=record.request.key,
         )
         record.path.rename(path)
-        self._index_entry(entry)
+        self._tell(entry)
 
-    def give_up(self, rid: str, num_tokens: int, reason: str) -> None:
-        """Leave a line in the index that says why this request has no file.
-
-        Raises:
-            OSError: the file system refused.
-        """
-        self._index_entry(
+    def give_up(self, key: int, rid: str, num_tokens: int, reason: str) -> None:
+        """Leave a line in the index that says why this request has no file."""
+        self._tell(
             IndexEntry(
                 sequence=self._next_sequence(),
                 file=None,
@@ -124,44 +129,85 @@ class Publisher:
                 raw_bytes=0,
                 stored_bytes=0,
                 published=time.time(),
+                key=key,
             )
         )
 
-    def _earlier_entries(self) -> list[IndexEntry]:
-        """Return what the index holds; a broken one is put aside, for readers have the files."""
-        cut_torn_line(self._index_path)
+    def pay_owed(self) -> None:
+        """Write the lines that found no room so far, as far as there is some now."""
+        with self._lock:
+            try:
+                while self._owed:
+                    self._append(self._owed[0])
+                    self._owed.popleft()
+            except OSError as error:
+                self._faults.record("the index could not be written", error)
+
+    def close(self) -> None:
+        """Write what is owed, and close the index."""
+        self.pay_owed()
+        os.close(self._index)
+
+    def _read_index(self) -> set[str]:
+        """Learn what the index tells; return the files that it names.
+
+        A broken index is put aside, and written again from the files.
+        """
+        named: set[str] = set()
         try:
-            return read_index(self._index_path)
+            cut_torn_line(self._index_path)
+            for entry in iterate_index(self._index_path):
+                named.add(entry.file or "")
+                self._learn(entry)
+        except FileNotFoundError:
+            pass
         except FormatError as error:
             aside = self._index_path.with_suffix(f".broken-{time.time_ns()}")
             logger.error("hs-capture: %s; it is put aside as %s", error, aside.name)
             self._index_path.rename(aside)
-            return []
+            named.clear()
+            self.counters.clear()
+        return named
 
-    def close(self) -> None:
-        """Close the index."""
-        os.close(self._index)
+    def _index_unnamed(self, named: set[str]) -> None:
+        """Index the files that an earlier writer published, and died before it could say so."""
+        for file in sorted(set(capture_files(self.run_dir)) - named):
+            number = _SEQUENCE.match(Path(file).name)
+            if number is not None:
+                self._sequence = max(self._sequence, int(number[0]) + 1)
+            try:
+                entry = describe(self.run_dir, file)
+            except (FormatError, OSError) as error:
+                self._faults.record("a published file could not be indexed", error)
+                continue
+            self._learn(entry)
+            self._owed.append(append_line(entry))
+        self.pay_owed()
 
-    def _first_free_sequence(self) -> int:
-        """Return the sequence after the last file, which an earlier writer may not have indexed."""
-        newest = max(self.run_dir.glob("[0-9]*"), default=None)
-        files = newest.glob("*.hsc") if newest is not None else ()
-        return max((int(path.name.partition("-")[0]) + 1 for path in files), default=0)
+    def _learn(self, entry: IndexEntry) -> None:
+        """Take into account what an earlier writer has told."""
+        self._sequence = max(self._sequence, entry.sequence + 1)
+        if entry.key is not None:
+            self.told.add(entry.key)
+        self._count(entry)
 
     def _next_sequence(self) -> int:
         with self._lock:
             self._sequence += 1
             return self._sequence - 1
 
-    def _index_entry(self, entry: IndexEntry) -> None:
-        line = append_line(entry)
+    def _tell(self, entry: IndexEntry) -> None:
         with self._lock:
-            written = os.write(self._index, line)
-            if written < len(line):
-                # The file system is full in the middle of a line; the next one must begin afresh.
-                cut_torn_line(self._index_path)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._index_path))
+            self._owed.append(append_line(entry))
             self._count(entry)
+        self.pay_owed()
+
+    def _append(self, line: bytes) -> None:
+        written = os.write(self._index, line)
+        if written < len(line):
+            # The file system is full in the middle of a line; the next one must begin afresh.
+            os.ftruncate(self._index, os.fstat(self._index).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._index_path))
 
     def _count(self, entry: IndexEntry) -> None:
         if entry.file is None:

@@ -180,15 +180,17 @@ def test_the_mode_decides_who_may_read_whatever_the_umask(path: Path, mode: int)
 
 def test_an_existing_file_is_never_overwritten(path: Path) -> None:
     path.write_bytes(b"precious")
+    writer = ContainerWriter(path)
     with pytest.raises(FileExistsError):
-        ContainerWriter(path)
+        writer.finish({}, 0)
+    writer.abort()
     assert path.read_bytes() == b"precious"
 
 
 def test_a_planted_symlink_is_not_followed(path: Path, tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError):
-        ContainerWriter(path)
+        ContainerWriter(path).finish({}, 0)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -275,12 +277,17 @@ from hs_capture.format.codec import encode
 from hs_capture.format.container import ContainerWriter
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+row, limit = int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 writer = ContainerWriter(sys.argv[1])
-writer.declare("s", "uint8", 600)
-block = encode(np.random.default_rng(0).integers(0, 256, 600).astype("u1"), "uint8")
+writer.declare("s", "uint8", row)
+block = encode(np.random.default_rng(0).integers(0, 256, row).astype("u1"), "uint8")
 writer.add("s", 0, 1, block)
-for attempt in (lambda: writer.add("s", 1, 2, block), lambda: writer.finish({}, 2)):
+for attempt in (
+    lambda: writer.add("s", 1, 2, block),
+    lambda: writer.add("s", 2, 3, block),
+    lambda: writer.finish({}, 3),
+):
     try:
         attempt()
     except OSError as error:
@@ -289,15 +296,42 @@ writer.abort()
 """
 
 
+@pytest.mark.parametrize(
+    ("row", "limit", "failures"),
+    [
+        pytest.param(400_000, 600_000, 3, id="while blocks are added"),
+        pytest.param(600, 1000, 1, id="at the end of a short file"),
+    ],
+)
 def test_a_write_that_stops_short_is_an_os_error_and_the_file_is_never_finished(
-    path: Path,
+    path: Path, row: int, limit: int, failures: int
 ) -> None:
     """The kernel writes the part that fits first, as on a full file system, then fails."""
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FULL, str(path), str(row), str(limit)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert done.stdout.split() == [str(errno.EFBIG)] * 2
+    assert done.stdout.split() == [str(errno.EFBIG)] * failures
     assert not path.exists()
+
+
+def test_a_short_capture_opens_no_file_before_its_end(path: Path) -> None:
+    """And a longer one goes on where what was held ends."""
+    blocks = [states(rows, seed=rows) for rows in (5, 20_000, 7)]
+    writer = ContainerWriter(path)
+    writer.declare("s", "float32", 4)
+    row = 0
+    there = []
+    for block in blocks:
+        writer.add("s", row, row + len(block), encode(block, "float32"))
+        row += len(block)
+        there.append(path.exists())
+    assert there == [False, True, True]
+    writer.finish({}, row)
+    with ContainerReader(path) as reader:
+        assert np.array_equal(reader.read("s"), np.concatenate(blocks))
 
 
 def test_a_reader_leaves_no_descriptor_open(path: Path) -> None:

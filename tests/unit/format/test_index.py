@@ -24,6 +24,7 @@ ENTRY = IndexEntry(
     raw_bytes=1000,
     stored_bytes=700,
     published=1001.5,
+    key=3,
 )
 LOST = IndexEntry(8, None, "s", 4, 0, False, "dropped", ((0, 4),), 0, 0, 1002.0)
 
@@ -51,7 +52,14 @@ def test_a_line_is_plain_json(path: Path) -> None:
         "raw_bytes": 1000,
         "stored_bytes": 700,
         "published": 1001.5,
+        "key": 3,
     }
+
+
+def test_a_line_of_an_older_release_has_no_key() -> None:
+    line = {**json.loads(append_line(ENTRY)), "sequence": 8}
+    del line["key"]
+    assert IndexEntry.from_json(json.dumps(line).encode(), "line").key is None
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -19,17 +19,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from capture_server import wait_until
 from hs_capture.faults import FaultLog
+from hs_capture.format.codec import Encoded, encode
 from hs_capture.format.container import ContainerReader
-from hs_capture.format.index import IndexEntry, read_index
+from hs_capture.format.index import IndexEntry, append_line, read_index
 from hs_capture.ring.consumer import Consumer
 from hs_capture.ring.message import Closed, Lost, Message, Opened, Segment, StreamSpec
 from hs_capture.ring.producer import Producer
+from hs_capture.writer import assembler
 from hs_capture.writer import config as writer_config
 from hs_capture.writer.assembler import Assembler
 from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.publisher import Publisher
 
+METADATA: dict[str, object] = {
+    "layer_ids": [1],
+    "final": ["pre_norm"],
+    "hidden_size": 3,
+    "dtype": "float32",
+    "run_id": "run-a",
+    "rank": "tp0",
+    "hs_capture_version": "0.1.0",
+    "sglang_version": "0.5.23",
+    "model_class": "DeepseekV2ForCausalLM",
+}
 WIDTH = 3
 STREAMS = (StreamSpec("layer.1", "float32", WIDTH), StreamSpec("final.pre_norm", "float32", WIDTH))
 
@@ -46,7 +60,7 @@ def config(run_dir: Path) -> WriterConfig:
         server_pid=os.getpid(),
         streams=STREAMS,
         splits_planes=False,
-        metadata={},
+        metadata=METADATA,
     )
 
 
@@ -100,7 +114,7 @@ def bench(run_dir: Path) -> Iterator[Bench]:
     assert bench.assembler.open_records == 0
     bench.publisher.close()
     os.close(bench.producer.descriptor)
-    assert list((run_dir / "open").iterdir()) == []
+    assert list(run_dir.rglob("*.part")) == []
 
 
 def rows(*parts: tuple[int, int, int]) -> list[Segment]:
@@ -283,6 +297,18 @@ def test_a_request_that_is_opened_again_goes_on(tmp_path: Path) -> None:
     assert (line.complete, line.rows) == (True, 6)
 
 
+@contextmanager
+def descriptors(spare: int) -> Iterator[None]:
+    """So many more files may be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = max(int(link.name) for link in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + spare, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_file_that_cannot_be_created_costs_its_request_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,19 +316,96 @@ def test_a_file_that_cannot_be_created_costs_its_request_only(
     first, second = Opened(0, "r0", 4, 0), Opened(1, "r1", 4, 0)
     with bench(tmp_path) as running:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        running.send(message([(0, 0, 2)], opened=[first]))
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
-            running.send(message([(0, 0, 2)], opened=[first]))
+            running.send(message(closed=[Closed(0, "r0", 4, "aborted")]))
+            wait_until(lambda: running.faults.count > 0, "the failure")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        running.send(message([(0, 2, 4), (1, 0, 4)], opened=[second]))
-        running.send(message(closed=[Closed(0, "r0", 4), Closed(1, "r1", 4)]))
+        running.send(message([(1, 0, 4)], opened=[second], closed=[Closed(1, "r1", 4)]))
     lines = {line.rid: line for line in running.index()}
     assert lines["r1"].complete
     assert (lines["r0"].file, lines["r0"].incomplete_reason) == (None, "write_error")
     assert running.faults.count == 1
-    assert "could not be created: OSError: [Errno 24]" in str(running.faults.last)
+    assert "could not be published: OSError: [Errno 24]" in str(running.faults.last)
     # The logged traceback holds on to the ring.
+    caplog.clear()
+
+
+def test_thousands_of_short_prompts_need_few_open_files(tmp_path: Path) -> None:
+    """All of them begin in one batch, and end in the next one."""
+    opened = [Opened(key, f"r{key}", 2, 0) for key in range(2000)]
+    with bench(tmp_path) as running, descriptors(8):
+        running.send(message([(key, 0, 1) for key in range(2000)], opened=opened))
+        running.send(
+            message(
+                [(key, 1, 2) for key in range(2000)],
+                closed=[Closed(key, f"r{key}", 2) for key in range(2000)],
+            )
+        )
+        wait_until(lambda: running.ring.drained, "an empty ring")
+    lines = running.index()
+    assert len(lines) == 2000
+    assert all(line.complete for line in lines)
+    assert running.faults.count == 0
+
+
+def test_what_an_earlier_writer_told_is_not_told_again(tmp_path: Path) -> None:
+    """It died before it gave the ring back, and before it named one of its files in the index."""
+    whole, broken_off, lost = Opened(0, "r", 4, 0), Opened(1, "r", 4, 0), Opened(2, "r", 4, 0)
+    new = Opened(3, "r", 4, 0)
+    ends = [Closed(0, "r", 4), Closed(1, "r", 4, "aborted")]
+    with bench(tmp_path) as first:
+        first.send(message([(0, 0, 4), (1, 0, 2)], opened=[whole, broken_off], closed=ends))
+        first.send(message(closed=[Closed(2, "r", 4)]))
+    index = tmp_path / "index-tp0.jsonl"
+    told = [line for line in first.index() if line.key == 1]
+    named = [line for line in first.index() if line.key != 1]
+    index.write_bytes(b"".join(append_line(line) for line in named))
+    with bench(tmp_path) as second:
+        assert [line.file for line in second.index()] == [line.file for line in [*named, *told]]
+        again = message(
+            [(0, 0, 4), (1, 0, 2), (3, 0, 4)], opened=[whole, broken_off, lost, new], closed=ends
+        )
+        second.send(again)
+        second.send(message(closed=[Closed(2, "r", 4), Closed(3, "r", 4)]))
+        assert second.ring.region.counters()["rows_late"] == 0
+    lines = second.index()
+    assert sorted(str(line.key) for line in lines) == ["0", "1", "2", "3"]
+    assert {line.key: line.incomplete_reason for line in lines} == {
+        0: None,
+        1: "aborted",
+        2: "writer_died",
+        3: None,
+    }
+    assert len(list(tmp_path.rglob("*.hsc"))) == 3
+    assert second.publisher.counters["captures"] == 3
+    assert second.publisher.counters["lost"] == 1
+
+
+def test_a_thread_that_dies_over_a_block_costs_its_request_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even what is no ordinary error never makes a file that lacks the block."""
+    planted = [True]
+
+    def encode_or_die(data: memoryview, dtype: str) -> Encoded:
+        if dtype == "float32" and planted:
+            planted.clear()
+            raise SystemExit
+        return encode(data, dtype)
+
+    monkeypatch.setattr(assembler, "encode", encode_or_die)
+    first, second = Opened(0, "r0", 4, 0), Opened(1, "r1", 4, 0)
+    with bench(tmp_path) as running:
+        running.send(message([(0, 0, 4)], opened=[first], closed=[Closed(0, "r0", 4)]))
+        wait_until(lambda: running.ring.drained, "an empty ring")
+        running.send(message([(1, 0, 4)], opened=[second], closed=[Closed(1, "r1", 4)]))
+    lines = {line.rid: line for line in running.index()}
+    assert lines["r1"].complete
+    assert (lines["r0"].file, lines["r0"].incomplete_reason) == (None, "write_error")
+    assert running.faults.count == 1
     caplog.clear()
 
 

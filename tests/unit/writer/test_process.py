@@ -160,7 +160,8 @@ def test_requests_of_which_nothing_more_is_heard_leave_nothing_behind(
         for key in range(1000):
             server.prefill((prompt(key, 3), 0, 2))
             if key % 100 == 99:
-                wait_until(lambda: not list(server.run_dir.glob("open/*")), "published captures")
+                told = key + 1
+                wait_until(lambda: len(server.index()) == told, "published captures")  # noqa: B023
         wait_until(lambda: server.status().counters["open_records"] == 0, "closed records")
         assert len(list(descriptors.iterdir())) == before
         assert server.drained

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hs_capture.faults import FaultLog
 from hs_capture.format.codec import encode
 from hs_capture.format.container import ContainerReader, ContainerWriter
 from hs_capture.format.index import read_index
@@ -48,7 +50,17 @@ def config(run_dir: Path, mode: int = 0o600) -> WriterConfig:
         server_pid=1,
         streams=(StreamSpec("layer.1", "float32", 2),),
         splits_planes=False,
-        metadata={"run_id": "run-a"},
+        metadata={
+            "run_id": "run-a",
+            "rank": "tp0",
+            "layer_ids": [1],
+            "final": [],
+            "hidden_size": 2,
+            "dtype": "float32",
+            "hs_capture_version": "0.1.0",
+            "sglang_version": "0.5.23",
+            "model_class": "DeepseekV2ForCausalLM",
+        },
     )
 
 
@@ -116,29 +128,30 @@ def test_whoever_may_read_the_files_may_enter_their_folder(
 def test_a_later_writer_goes_on_counting(tmp_path: Path) -> None:
     """Behind what the index names, and behind files that it does not name yet."""
     first = Publisher(config(tmp_path))
-    first.publish(record(tmp_path, "a"))
-    first.give_up("b", 9, "dropped")
+    first.publish(record(tmp_path, "a", key=7))
+    first.give_up(8, "b", 9, "dropped")
     first.close()
     second = Publisher(config(tmp_path))
     assert second.counters == first.counters
     assert second.counters["lost"] == second.counters["captures"] == 1
-    second.publish(record(tmp_path, "c"))
+    second.publish(record(tmp_path, "c", key=9))
     second.close()
     # The second writer dies between the file's last name and its line.
     lines = (tmp_path / INDEX).read_bytes().splitlines(keepends=True)
     (tmp_path / INDEX).write_bytes(b"".join(lines[:2]) + lines[2][:20])
     third = Publisher(config(tmp_path))
+    assert third.told == {7, 8, 9}
     third.publish(record(tmp_path, "c"))
     third.close()
     names = sorted(path.name for path in (tmp_path / "000000").iterdir())
     assert names == ["000000000-a.hsc", "000000002-c.hsc", "000000003-c.hsc"]
-    assert [line.sequence for line in read_index(tmp_path / INDEX)] == [0, 1, 3]
+    assert [line.sequence for line in read_index(tmp_path / INDEX)] == [0, 1, 2, 3]
 
 
 def test_a_thousand_captures_share_a_folder(tmp_path: Path) -> None:
     publisher = Publisher(config(tmp_path))
     for _ in range(999):
-        publisher.give_up("lost", 1, "dropped")
+        publisher.give_up(0, "lost", 1, "dropped")
     for rid in "ab":
         publisher.publish(record(tmp_path, rid))
     publisher.close()
@@ -159,25 +172,27 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_file_system_leaves_no_half_line_in_the_index(tiny: Path) -> None:
-    """The index ends with a whole line, and goes on once there is room."""
-    publisher = Publisher(config(tiny))
+    """The index ends with a whole line; once there is room, the lines that waited come first."""
+    faults = FaultLog(logging.getLogger("hs_capture.test_publisher"))
+    publisher = Publisher(config(tiny), faults)
     filler = tiny / "filler"
     filler.write_bytes(bytes(40 * 1024))
     while os.statvfs(tiny).f_bavail:
-        publisher.give_up("r" * 1000, 1, "dropped")
-    with pytest.raises(OSError, match="No space left"):
-        publisher.give_up("r" * 5000, 1, "dropped")
+        publisher.give_up(0, "r" * 1000, 1, "dropped")
     written = publisher.counters["lost"]
-    assert len(read_index(tiny / INDEX)) == written > 3
-    assert (tiny / INDEX).read_bytes().endswith(b"\n")
-    with pytest.raises(OSError, match="No space left"):
-        publisher.give_up("r" * 5000, 1, "dropped")
+    for key in (1, 2):
+        publisher.give_up(key, "q" * 5000, 1, "dropped")
+        assert len(read_index(tiny / INDEX)) == written > 3
+        assert (tiny / INDEX).read_bytes().endswith(b"\n")
+    assert faults.count == 2
+    assert "index could not be written: OSError: [Errno 28]" in str(faults.last)
     filler.unlink()
-    publisher.give_up("after", 1, "dropped")
+    publisher.give_up(3, "after", 1, "dropped")
     publisher.close()
     lines = read_index(tiny / INDEX)
-    assert [line.rid for line in lines] == ["r" * 1000] * written + ["after"]
-    assert publisher.counters["lost"] == written + 1
+    told = ["r" * 1000] * written + ["q" * 5000] * 2 + ["after"]
+    assert [line.rid for line in lines] == told
+    assert publisher.counters["lost"] == written + 3
 
 
 def test_a_record_that_does_not_fit_is_not_published(tiny: Path) -> None:
