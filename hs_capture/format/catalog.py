@@ -65,7 +65,6 @@ def _age(catalog: Catalog) -> tuple[float, str]:
 
 
 def _catalog_of_run(directory: Path) -> Catalog:
-    run = RunInfo.read(directory / RUN_FILE)
     # First the index, then the files: the other way round, a file that is published in between
     # would look like one that is gone.
     indexed = {entry.file: entry for entry in _indexed(directory)}
@@ -77,6 +76,8 @@ def _catalog_of_run(directory: Path) -> Catalog:
     ]
     entries = [indexed[file] for file in files if file in indexed]
     entries += _described(directory, (file for file in files if file not in indexed))
+    # Last, because it grows before a capture with changed weights is published.
+    run = RunInfo.read(directory / RUN_FILE)
     return Catalog(directory, run, tuple(sorted(entries, key=lambda e: (e.sequence, e.file))))
 
 
@@ -116,6 +117,8 @@ def describe(directory: Path, file: str) -> IndexEntry:
             raw_bytes=reader.raw_bytes,
             stored_bytes=reader.size,
             published=metadata.captured_at,
+            weights_version=metadata.weights_version,
+            lora=metadata.lora,
         )
 
 

@@ -20,7 +20,8 @@ class IndexEntry(Record):
 
     `file` is relative to the run directory, with forward slashes; None stands for a record that
     was given up without a file. `rows` counts the captured rows of `num_tokens`; `missing` holds
-    the others as [start, stop) pairs. `published` is in Unix seconds.
+    the others as [start, stop) pairs. `published` is in Unix seconds. `weights_version` and `lora`
+    are those of the capture's metadata; where there is no file they say nothing.
     """
 
     sequence: int
@@ -34,6 +35,8 @@ class IndexEntry(Record):
     raw_bytes: int
     stored_bytes: int
     published: float
+    weights_version: int = 0
+    lora: str | None = None
 
 
 def append_line(entry: IndexEntry) -> bytes:

@@ -23,7 +23,8 @@ class CaptureMetadata(Record):
 
     `num_tokens` is the length of the prompt and of every stream, `missing` its rows that no layer
     stream holds, as [start, stop) pairs. `final` names the final states that are stored:
-    "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds.
+    "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds. `weights_version`
+    counts how often the server's weights had been changed, `lora` names the adapter asked for.
     """
 
     rid: str
@@ -43,3 +44,5 @@ class CaptureMetadata(Record):
     model_class: str
     captured_at: float
     layer_convention: str = LAYER_CONVENTION
+    weights_version: int = 0
+    lora: str | None = None

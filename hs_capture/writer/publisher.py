@@ -90,11 +90,15 @@ class Publisher:
                     "incomplete_reason": record.incomplete_reason,
                     "missing": missing,
                     "captured_at": now,
+                    "weights_version": record.request.weights_version,
+                    "lora": record.request.lora,
                     **self._config.metadata,
                 },
                 rows=record.request.num_tokens,
             ),
             published=now,
+            weights_version=record.request.weights_version,
+            lora=record.request.lora,
         )
         record.path.rename(path)
         self._index_entry(entry)
