@@ -12,26 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.released import Renamed, newest, unpack, wheel
+from contract.released import Renamed, newest, unpack
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import TESTED_RELEASES, require_release
 from hs_capture.hooks.contract import broken, broken_in
 from hs_capture.hooks.source import Source
 
 OLDEST, NEWEST = TESTED_RELEASES[0], TESTED_RELEASES[-1]
-
-
-@pytest.fixture(scope="session")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the source of a release, unpacked once."""
-    folder = tmp_path_factory.mktemp("released")
-
-    def source(version: str) -> Path:
-        if not (folder / version).is_dir():
-            unpack(wheel(version), folder / version)
-        return folder / version / "sglang"
-
-    return source
 
 
 @pytest.fixture(scope="session")
