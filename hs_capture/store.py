@@ -155,6 +155,16 @@ class Capture:
         return list(self._entry.missing)
 
     @property
+    def weights_version(self) -> int:
+        """How often the server's weights had been changed when these states were computed."""
+        return self._entry.weights_version
+
+    @property
+    def lora(self) -> str | None:
+        """The LoRA adapter that the request asked for, by its name in the server."""
+        return self._entry.lora
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """Everything the file says about itself."""
         return dict(self._described[0])
@@ -208,14 +218,15 @@ class Capture:
         """The final states before ("pre_norm") or after ("post_norm") the final norm, [rows, H].
 
         A stored state is returned as it was stored. Post-norm states that were not stored are
-        derived from the pre-norm ones with the norm of the run (see `hs_capture.norm`);
+        derived from the pre-norm ones with the norm of the run (see `hs_capture.norm`), that of the
+        capture's `weights_version`;
         `metadata["final"]` names the stored ones. Errors as for `aux_hidden_states`.
         """
         if state not in ("pre_norm", "post_norm"):
             raise ValueError(f"final state {state!r}: expected 'pre_norm' or 'post_norm'")
         metadata = self._described[1]
         start, stop = self._rows(rows)
-        norm = self.run.norm if self.run is not None else None
+        norm = self.run.norm_of(self.weights_version) if self.run is not None else None
         with self._open() as reader:
             if state in metadata.final:
                 name = PRE_NORM if state == "pre_norm" else POST_NORM

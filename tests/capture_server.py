@@ -274,5 +274,6 @@ def assert_incomplete(
 def _of_run(metadata: CaptureMetadata) -> dict[str, object]:
     """The part of the metadata that is the same for every capture."""
     own = {"rid", "sequence", "num_tokens", "complete", "incomplete_reason", "missing"}
+    own |= {"weights_version", "lora"}
     fields = json.loads(json.dumps(asdict(metadata)))
     return {name: fields[name] for name in fields if name not in {*own, "captured_at"}}

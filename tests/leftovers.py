@@ -38,4 +38,5 @@ def nothing_left() -> Iterator[None]:
     if not _held() <= before:
         # What is only waiting to be collected is not left. It takes long, so not after every test.
         gc.collect()
-    assert _held() - before == set(), "left behind by the test"
+    left = _held() - before
+    assert left == set(), f"left behind by the test: {left}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,12 @@ class Request:
     """Token ids of the prompt, int64 [T]."""
     cached_tokens: int
     """How many of them SGLang took from its prefix cache."""
+    weights_version: int = 0
+    """How often the weights had been changed when it came."""
+    mixes_weights: bool = False
+    """Whether its rows may come in part from weights of another version."""
+    lora: str | None = None
+    """Name of the LoRA adapter that it runs with."""
 
     @property
     def num_tokens(self) -> int:
@@ -48,6 +54,12 @@ class Batch:
     rows: tuple[Rows, ...]
     total_rows: int
     """Rows of all requests together, wanted or not; a tensor may have padding beyond them."""
+
+    def divided(self, by: Callable[[Rows], bool]) -> tuple[Batch, Batch]:
+        """Return the batch without the rows for which `by` is true, and with them alone."""
+        chosen = tuple(rows for rows in self.rows if by(rows))
+        others = tuple(rows for rows in self.rows if not by(rows))
+        return replace(self, rows=others), replace(self, rows=chosen)
 
 
 def batch_of(extents: Iterable[tuple[Request | None, int, int]]) -> Batch:

@@ -43,7 +43,7 @@ class Draft:
             segments.append(Segment(part.request.key, part.start, part.stop, row))
             row += part.stop - part.start
         return Message(
-            opened=[Opened(r.key, r.rid, r.num_tokens, r.cached_tokens) for r in self.opened],
+            opened=[_opened(request) for request in self.opened],
             rows=self.rows,
             segments=segments,
             lost=self.lost,
@@ -57,3 +57,14 @@ class Draft:
         for request in self.opened:
             rowless.open(request)
         return rowless
+
+
+def _opened(request: Request) -> Opened:
+    return Opened(
+        request.key,
+        request.rid,
+        request.num_tokens,
+        request.cached_tokens,
+        request.weights_version,
+        request.lora,
+    )

@@ -65,13 +65,14 @@ def _age(catalog: Catalog) -> tuple[float, str]:
 
 
 def _catalog_of_run(directory: Path) -> Catalog:
-    run = RunInfo.read(directory / RUN_FILE)
     # First the index, then the files: the other way round, a file that is published in between
     # would look like one that is gone.
     indexed = {entry.file: entry for entry in _indexed(directory)}
     files = list(capture_files(directory))
     entries = [indexed[file] for file in files if file in indexed]
     entries += _described(directory, (file for file in files if file not in indexed))
+    # Last, because it grows before a capture with changed weights is published.
+    run = RunInfo.read(directory / RUN_FILE)
     return Catalog(directory, run, tuple(sorted(entries, key=lambda e: (e.sequence, e.file))))
 
 
@@ -118,6 +119,8 @@ def describe(directory: Path, file: str) -> IndexEntry:
             stored_bytes=reader.size,
             published=metadata.captured_at,
             key=metadata.key,
+            weights_version=metadata.weights_version,
+            lora=metadata.lora,
         )
 
 

@@ -23,6 +23,8 @@ class IndexEntry(Record):
     was given up without a file. `rows` counts the captured rows of `num_tokens`; `missing` holds
     the others as [start, stop) pairs. `published` is in Unix seconds. `key` is the number by which
     the server knew the request, for a rid may come again; None where it was not written yet.
+    `weights_version` and `lora` are those of the capture's metadata; where there is no file they
+    say nothing.
     """
 
     sequence: int
@@ -37,6 +39,8 @@ class IndexEntry(Record):
     stored_bytes: int
     published: float
     key: int | None = None
+    weights_version: int = 0
+    lora: str | None = None
 
 
 def append_line(entry: IndexEntry) -> bytes:

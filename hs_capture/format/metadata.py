@@ -24,7 +24,8 @@ class CaptureMetadata(Record):
     `num_tokens` is the length of the prompt and of every stream, `missing` its rows that no layer
     stream holds, as [start, stop) pairs. `final` names the final states that are stored:
     "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds, `key` the number by
-    which the server knew the request, None where it was not written yet.
+    which the server knew the request, None where it was not written yet. `weights_version` counts
+    how often the server's weights had been changed, `lora` names the adapter asked for.
     """
 
     rid: str
@@ -45,3 +46,5 @@ class CaptureMetadata(Record):
     captured_at: float
     key: int | None = None
     layer_convention: str = LAYER_CONVENTION
+    weights_version: int = 0
+    lora: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,7 +58,11 @@ class NormWeight(Record):
 
 @dataclass(frozen=True)
 class RunInfo(Record):
-    """run.json: one capturing rank of one server start. Times are Unix seconds."""
+    """run.json: one capturing rank of one server start. Times are Unix seconds.
+
+    `norm` is the final norm of the weights that the server started with, weights version 0;
+    `norms` holds those of later versions, with the version in decimals as the key.
+    """
 
     run_id: str
     rank: str
@@ -81,6 +85,7 @@ class RunInfo(Record):
     ranks: dict[str, int]
     norm: NormWeight | None = None
     notes: tuple[str, ...] = ()
+    norms: dict[str, NormWeight] = field(default_factory=dict)
     layer_convention: str = LAYER_CONVENTION
     format_version: int = FORMAT_VERSION
 
@@ -95,22 +100,26 @@ class RunInfo(Record):
                 f"version {FORMAT_VERSION}; read it with a newer release"
             )
         run = super().from_object(value, place)
-        run._check_norm(place)
+        for norm in (run.norm, *run.norms.values()):
+            if norm is not None:
+                run._check_norm(norm, place)
         return run
 
-    def _check_norm(self, place: str) -> None:
-        if self.norm is None:
-            return
+    def norm_of(self, weights_version: int) -> NormWeight | None:
+        """The final norm of this version of the weights, None if the run does not hold it."""
+        return self.norms.get(str(weights_version)) if weights_version else self.norm
+
+    def _check_norm(self, norm: NormWeight, place: str) -> None:
         try:
-            length = len(self.norm.weight())
+            length = len(norm.weight())
         except FormatError as error:
             raise FormatError(f"{place}: {error}") from error
         if length != self.hidden_size:
             raise FormatError(
                 f"{place}: norm weight has {length} values, the hidden size is {self.hidden_size}"
             )
-        if not (math.isfinite(self.norm.eps) and self.norm.eps >= 0):
-            raise FormatError(f"{place}: norm eps is {self.norm.eps}, expected 0 or more")
+        if not (math.isfinite(norm.eps) and norm.eps >= 0):
+            raise FormatError(f"{place}: norm eps is {norm.eps}, expected 0 or more")
 
 
 @dataclass(frozen=True)

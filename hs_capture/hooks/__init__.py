@@ -21,9 +21,10 @@ FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info"
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 LOAD_MODEL = "ModelRunner.load_model"
 WEIGHT_UPDATERS = (
-    "sglang.srt.managers.tp_worker",
+    "sglang.srt.managers.scheduler_update_weights_mixin",
     "sglang.srt.managers.scheduler_components.weight_updater",
 )
+"""Where the scheduler's methods that change weights are: up to 0.5.13, and from 0.5.14 on."""
 
 _installed = False
 

@@ -29,6 +29,10 @@ CONTEXT = "srt/runtime_context.py"
 RANKS = "srt/distributed/parallel_state.py"
 DP = "srt/layers/dp_attention.py"
 GRAPHS = "srt/model_executor/cuda_graph_config.py"
+MESSAGES = "srt/managers/io_struct.py"
+UPDATER = "srt/managers/scheduler_components/weight_updater.py"
+OLD_UPDATER = "srt/managers/scheduler_update_weights_mixin.py"
+LORA = "srt/lora/lora_manager.py"
 
 SERVER_ARGS_FILES = ("srt/server_args.py", "srt/arg_groups/fields/*.py")
 """Where the fields of ServerArgs are: in the class, or in groups from 0.5.20 on."""
@@ -37,6 +41,14 @@ SERVER_ARGS_FILES = ("srt/server_args.py", "srt/arg_groups/fields/*.py")
 def _server_args(*names: str) -> Spread:
     return Spread("ServerArgs", SERVER_ARGS_FILES, names)
 
+
+def _updates(file: str, owner: str, *names: str) -> tuple[Part, ...]:
+    return tuple(Function(file, f"{owner}.{name}", ("self", "recv_req")) for name in names)
+
+
+LOADS = tuple(
+    f"update_weights_from_{source}" for source in ("disk", "distributed", "tensor", "ipc")
+)
 
 CONTRACT: tuple[Part, ...] = (
     # hooks/model.py
@@ -128,6 +140,7 @@ CONTRACT: tuple[Part, ...] = (
             "cached_tokens",
             "to_finish",
             "input_embeds",
+            "lora_id",
         ),
     ),
     Plain(SCHEDULE, "Req"),
@@ -155,6 +168,35 @@ CONTRACT: tuple[Part, ...] = (
             ),
         ),
     ),
+    Attributes(RUNNER, "ModelRunner", ("lora_manager",)),
+    Attributes(LORA, "LoRAManager", ("lora_refs",)),
+    Attributes("srt/lora/lora_registry.py", "LoRARef", ("lora_name",)),
+    # hooks/weights.py
+    OneOf(
+        "changes of weights",
+        (
+            _updates(UPDATER, "SchedulerWeightUpdaterManager", *LOADS),
+            _updates(OLD_UPDATER, "SchedulerUpdateWeightsMixin", *LOADS),
+        ),
+    ),
+    Where(
+        Attributes(MESSAGES, "BeginWeightUpdateReqInput", ()),
+        _updates(
+            UPDATER, "SchedulerWeightUpdaterManager", "begin_weight_update", "end_weight_update"
+        ),
+    ),
+    *(
+        part
+        for name in (
+            *("UpdateWeightFromDisk", "UpdateWeightsFromDistributed"),
+            *("UpdateWeightsFromTensor", "UpdateWeightsFromIPC"),
+        )
+        for part in (
+            Attributes(MESSAGES, f"{name}ReqInput", ("flush_cache",)),
+            Attributes(MESSAGES, f"{name}ReqOutput", ("success",)),
+        )
+    ),
+    Function(DEEPSEEK, "DeepseekV2ForCausalLM.load_weights", ("self", "weights")),
     # hooks/compat.py
     Function(RANKS, "get_pp_group"),
     Attributes(RANKS, "GroupCoordinator", ("is_last_rank",)),

@@ -21,6 +21,8 @@ HIDDEN_ARGUMENT, AUX_ARGUMENT = 1, 4
 in SGLang 0.5.4 to 0.5.23)."""
 BATCH_ARGUMENT = 2
 """Position of ``forward_batch`` in ``DeepseekV2Model.forward``."""
+LOADER = "load_weights"
+"""How SGLang has a model load weights, when it starts and when they are updated."""
 SETTERS = ("set_eagle3_layers_to_capture", "set_dflash_layers_to_capture")
 """How SGLang asks a model for layers of its own: for a drafter, or for its users."""
 
@@ -58,11 +60,14 @@ class Attachment:
         self._packed = False
         self._replayed = True
         """Whether the states come from a pass in which our Python did not run."""
+        self.weight_loads = 0
+        """How often the model was asked to load weights."""
         self._guard = guard
         self._share_with([])
         causal_lm.capture_aux_hidden_states = True
         for name in SETTERS:
-            self._follow_setter(name)
+            self._follow(name, lambda: self._share_with(self.model.layers_to_capture))
+        self._follow(LOADER, self._count_load)
         if pre_norm:
             self.model.norm.register_forward_hook(self._guarded_on_norm)
         causal_lm.logits_processor.register_forward_pre_hook(
@@ -110,18 +115,23 @@ class Attachment:
         self._captured = sorted({*theirs, *map(internal_id, self.layer_ids)})
         self.model.layers_to_capture = list(self._captured)
 
-    def _follow_setter(self, name: str) -> None:
-        """Notice when SGLang sets the layers that it wants, which it does after the load."""
-        setter = getattr(self.causal_lm, name, None)
-        if setter is None:
+    def _follow(self, name: str, called: Callable[[], None]) -> None:
+        """Call `called` after this method of the model, however it went."""
+        method = getattr(self.causal_lm, name, None)
+        if method is None:
             return
 
-        @functools.wraps(setter)
-        def set_layers(*args: Any, **kwargs: Any) -> None:
-            setter(*args, **kwargs)
-            self._share_with(self.model.layers_to_capture)
+        @functools.wraps(method)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            finally:
+                called()
 
-        setattr(self.causal_lm, name, set_layers)
+        setattr(self.causal_lm, name, followed)
+
+    def _count_load(self) -> None:
+        self.weight_loads += 1
 
     def _is_wanted(self, args: Args, kwargs: Kwargs) -> bool:
         """Whether to capture in this pass.

@@ -7,12 +7,14 @@ import hashlib
 import itertools
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from hs_capture.capture.batch import Batch, Request, batch_of
 from hs_capture.hooks.compat import HEALTH_CHECK_PREFIX, PREFILL_MODES, extents
+from hs_capture.hooks.served_weights import ServedWeights
 
 LONGEST_RID_BYTES = 4096
 
@@ -24,9 +26,19 @@ class RequestBook:
     comes from the client and may be used again.
     """
 
-    def __init__(self, pattern: str | None) -> None:
-        """Requests are wanted when their rid matches the shell pattern; None wants all."""
+    def __init__(
+        self,
+        pattern: str | None,
+        weights: ServedWeights,
+        adapter_name: Callable[[str], str],
+    ) -> None:
+        """Requests are wanted when their rid matches the shell pattern; None wants all.
+
+        `adapter_name` gives the name of a LoRA adapter by its id.
+        """
         self._pattern = pattern
+        self._weights = weights
+        self._adapter_name = adapter_name
         self._keys = itertools.count()
         self._known: weakref.WeakKeyDictionary[Any, Request | None] = weakref.WeakKeyDictionary()
         self._gone: deque[int] = deque()
@@ -74,6 +86,9 @@ class RequestBook:
             rid=_stored_rid(req.rid),
             input_ids=np.array(ids, dtype=np.int64),
             cached_tokens=req.cached_tokens,
+            weights_version=self._weights.version,
+            mixes_weights=self._weights.are_mixed(req.cached_tokens),
+            lora=None if req.lora_id is None else self._adapter_name(req.lora_id),
         )
 
 

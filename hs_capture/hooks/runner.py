@@ -95,11 +95,31 @@ def around_forward(wrapped: Callable[..., Any], instance: Any, args: Args, kwarg
             session.end()
 
 
-def weights_change() -> None:
-    """Say that the weights of the served model are about to be changed."""
+def weight_loads() -> int:
+    """Return how often the served model was asked to load weights."""
+    attachment = model.attachment()
+    return 0 if attachment is None else attachment.weight_loads
+
+
+def weights_loaded(cache_is_empty: bool) -> None:
+    """Say that the served model has been given weights, and whether its prefix cache is empty."""
     if _session is not None:
-        with _guard("ending the capture at a change of weights"):
-            _session.end_of_weights()
+        with _guard("following a change of weights"):
+            _session.weights_loaded(cache_is_empty)
+
+
+def weights_change_begins() -> None:
+    """Say that the weights of the served model may be anything from now on."""
+    if _session is not None:
+        with _guard("stopping for a change of weights"):
+            _session.begin_weights_change()
+
+
+def weights_change_ends() -> None:
+    """Say that the weights are whole again."""
+    if _session is not None:
+        with _guard("going on after a change of weights"):
+            _session.change_weights()
 
 
 def _plan(settings: Settings, server_args: Any) -> Plan:

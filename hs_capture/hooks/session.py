@@ -22,13 +22,15 @@ from hs_capture.capture.tap import Overload, Tap
 from hs_capture.dump_dir import DumpDir
 from hs_capture.errors import HsCaptureError
 from hs_capture.format.metadata import layer_stream
-from hs_capture.format.run import NormWeight, RunInfo
+from hs_capture.format.run import RunInfo
 from hs_capture.hooks import metrics
 from hs_capture.hooks.compat import Ranks
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.installed import wrapped
 from hs_capture.hooks.model import Attachment
 from hs_capture.hooks.requests import RequestBook
+from hs_capture.hooks.run_file import RunFile, norm_weight
+from hs_capture.hooks.served_weights import ServedWeights
 from hs_capture.ring.message import StreamSpec
 from hs_capture.ring.producer import Producer
 from hs_capture.settings import Settings, writer_environ
@@ -37,13 +39,12 @@ from hs_capture.writer.leftovers import remove_leftovers
 
 logger = logging.getLogger("hs_capture")
 
+WEIGHTS_CHANGED = "weights_changed"
+"""Why a record is not complete whose rows would be of several versions of the weights."""
+
 
 class NotSeenError(HsCaptureError):
     """A forward pass with wanted rows ended without its states."""
-
-
-class WeightsChangedError(HsCaptureError):
-    """The served model is no longer the one that the run describes."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,12 @@ class Session:
         self.runner = runner
         self._attachment = attachment
         self._guard = guard
-        self._book = RequestBook(plan.settings.rids)
+        self._weights = ServedWeights()
+        self._book = RequestBook(plan.settings.rids, self._weights, self._adapter_name)
         self._batch: Batch | None = None
         self._taken = False
         self._reused = False
-        self._weights_changed = False
+        self._run_file: RunFile | None = None
         self._tap: Tap | None = None
         self._producer: Producer | None = None
         if plan.ranks.holds_full_rows:
@@ -88,25 +90,34 @@ class Session:
         """Return whose rows the forward pass being prepared computes."""
         return self._book.snapshot(schedule_batch)
 
-    def end_of_weights(self) -> None:
-        """Say that the weights are about to change: nothing of this run is captured from here on.
+    def begin_weights_change(self) -> None:
+        """Say that nothing has rows until the weights are whole again."""
+        self._weights.begin_change()
+        self._break_off()
 
-        The run's norm, and the rows of requests in the middle of their prompt, are of the old ones.
-        """
-        if self._weights_changed:
-            return
-        self._weights_changed = True
+    def weights_loaded(self, cache_is_empty: bool) -> None:
+        """Say that weights were loaded: all of them, or some during a change of several calls."""
+        self._weights.stale_cache = not cache_is_empty
+        if not self._weights.changing:
+            self.change_weights()
+
+    def change_weights(self) -> None:
+        """Say that the weights are others from now on. What is open is of the earlier ones."""
+        self._weights.change()
+        self._break_off()
+        if self._run_file is not None:
+            norm = norm_weight(self._attachment.model.norm)
+            self._run_file.add_norm(self._weights.version, norm)
+            logger.info("hs-capture: the weights were changed: version %d", self._weights.version)
+
+    def _break_off(self) -> None:
         if self._tap is not None:
-            self._tap.break_off("weights_changed")
-            text = "the weights were changed; start the server again to capture with the new ones"
-            self._guard.fault("following the model", WeightsChangedError(text))
+            self._tap.break_off(WEIGHTS_CHANGED)
 
     def begin(self, batch: Batch | None) -> None:
         """Say which batch runs from now on; None for one that was never announced."""
-        if self._weights_changed and batch is not None:
-            if self._tap is not None:
-                self._tap.lose(batch, "weights_changed")
-            batch = Batch((), batch.total_rows)
+        if batch is not None:
+            batch = self._without_mixed(batch)
         self._batch = batch
         self._taken = False
         self._attachment.begin_pass()
@@ -132,6 +143,20 @@ class Session:
             ),
         )
 
+    def _without_mixed(self, batch: Batch) -> Batch:
+        """Return the batch without the rows that no one version of the weights computes."""
+        if self._weights.changing and batch.total_rows:
+            self._weights.stale_cache = True
+        pure, mixed = batch.divided(lambda rows: rows.request.mixes_weights)
+        if mixed.rows and self._tap is not None:
+            self._tap.lose(mixed, WEIGHTS_CHANGED)
+        return pure
+
+    def _adapter_name(self, lora_id: str) -> str:
+        adapters = self.runner.lora_manager.lora_refs
+        known = adapters.get(lora_id)
+        return lora_id if known is None or known.lora_name is None else str(known.lora_name)
+
     def _wants_batch(self) -> bool | None:
         return None if self._batch is None else bool(self._batch.rows)
 
@@ -151,6 +176,7 @@ class Session:
         dtype = str(self.runner.model_config.dtype).removeprefix("torch.")
         remove_leftovers(plan.dump_dir.path)
         run_dir, info = _create_run(plan, self._attachment, dtype)
+        self._run_file = RunFile(run_dir / "run.json", plan.dump_dir.file_mode, info)
         self._producer = Producer(plan.settings.buffer)
         copier = _copier(self._producer, self._attachment.model.norm.weight.device)
         config = _writer_config(plan, info, run_dir, copier)
@@ -214,7 +240,7 @@ def _writer_config(plan: Plan, info: RunInfo, run_dir: Path, copier: Copier) -> 
 
 
 def _create_run(plan: Plan, attachment: Attachment, dtype: str) -> tuple[Path, RunInfo]:
-    """Create the run's directory and its run.json."""
+    """Create the run's directory, and describe the run."""
     causal_lm, config = attachment.causal_lm, attachment.causal_lm.config
     now = time.time()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
@@ -244,20 +270,12 @@ def _create_run(plan: Plan, attachment: Attachment, dtype: str) -> tuple[Path, R
         layer_ids=attachment.layer_ids,
         final=plan.settings.final,
         ranks={"tp": plan.ranks.tp, "pp": plan.ranks.pp, "dp": plan.ranks.dp},
-        norm=_norm_weight(attachment.model.norm),
+        norm=norm_weight(attachment.model.norm),
         notes=plan.notes,
     )
     run_dir = plan.dump_dir.path / run_id
     run_dir.mkdir(mode=plan.dump_dir.directory_mode)
-    info.write(run_dir / "run.json", mode=plan.dump_dir.file_mode)
     return run_dir, info
-
-
-def _norm_weight(norm: Any) -> NormWeight:
-    weight = norm.weight.detach().cpu().contiguous()
-    dtype = str(weight.dtype).removeprefix("torch.")
-    carrier = weight.view(torch.uint16) if weight.dtype == torch.bfloat16 else weight
-    return NormWeight.of(carrier.numpy(), dtype, norm.variance_epsilon)
 
 
 def _capture_metadata(info: RunInfo) -> dict[str, Any]:

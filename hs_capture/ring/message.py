@@ -30,6 +30,8 @@ class Opened:
     rid: str
     num_tokens: int
     cached_tokens: int
+    weights_version: int = 0
+    lora: str | None = None
 
 
 @dataclass(frozen=True)

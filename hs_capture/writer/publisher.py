@@ -104,12 +104,16 @@ class Publisher:
                     "missing": missing,
                     "captured_at": now,
                     "key": record.request.key,
+                    "weights_version": record.request.weights_version,
+                    "lora": record.request.lora,
                     **self._config.metadata,
                 },
                 rows=record.request.num_tokens,
             ),
             published=now,
             key=record.request.key,
+            weights_version=record.request.weights_version,
+            lora=record.request.lora,
         )
         record.path.rename(path)
         self._tell(entry)

@@ -12,26 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.released import Renamed, newest, unpack, wheel
+from contract.released import Renamed, newest, unpack
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import TESTED_RELEASES, require_release
 from hs_capture.hooks.contract import broken, broken_in
 from hs_capture.hooks.source import Source
 
 OLDEST, NEWEST = TESTED_RELEASES[0], TESTED_RELEASES[-1]
-
-
-@pytest.fixture(scope="session")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the source of a release, unpacked once."""
-    folder = tmp_path_factory.mktemp("released")
-
-    def source(version: str) -> Path:
-        if not (folder / version).is_dir():
-            unpack(wheel(version), folder / version)
-        return folder / version / "sglang"
-
-    return source
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +67,10 @@ def test_the_newest_release_of_today_keeps_the_contract(tmp_path: Path) -> None:
         ("HEALTH_CHECK_RID_PREFIX", "srt/constants.py"),
         ("get_pp_group", "parallel_state.py"),
         ("disaggregation_mode", "ServerArgs"),
+        ("load_weights", "deepseek_v2.py: DeepseekV2ForCausalLM"),
+        ("lora_id", "schedule_batch.py: Req"),
+        ("lora_refs", "lora_manager.py: LoRAManager"),
+        ("flush_cache", "io_struct.py: UpdateWeightsFromTensorReqInput"),
     ],
 )
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -105,6 +96,8 @@ def test_a_name_that_is_gone_is_reported(
         (NEWEST, "captured_last_layer_outputs", "states of the layers"),
         (OLDEST, "enable_prefill_context_parallel", "context parallelism"),
         (NEWEST, "enable_prefill_cp", "context parallelism"),
+        (OLDEST, "SchedulerUpdateWeightsMixin", "changes of weights"),
+        (NEWEST, "update_weights_from_ipc", "changes of weights"),
     ],
 )
 def test_an_ability_that_is_there_in_no_known_way_is_reported(
@@ -120,6 +113,7 @@ def test_an_ability_that_is_there_in_no_known_way_is_reported(
     [
         (NEWEST, "enable_layernorm_sp"),
         (OLDEST, "enable_flashinfer_allreduce_fusion"),
+        (NEWEST, "end_weight_update"),
     ],
 )
 def test_an_option_of_some_releases_is_missed_in_those(

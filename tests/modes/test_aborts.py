@@ -22,7 +22,7 @@ from hs_capture import Capture
 LAYERS = [1, 3, 4]
 CHUNK = 16
 LONG = 1000
-ABORTS = 200
+ABORTS = 1000
 RECORD_SECONDS = 10.0
 WRONG = ("hook_errors", "writer_errors", "rows_dropped", "rows_late", "open_records")
 
@@ -85,7 +85,7 @@ def test_a_rid_is_used_again_after_an_abort(
     assert_exact(third, again[::-1], reference, LAYERS)
 
 
-def test_hundreds_of_aborts_leave_nothing_behind(
+def test_a_thousand_aborts_leave_nothing_behind(
     server: Server, dump_dir: Path, reference: Reference
 ) -> None:
     """No file, no descriptor in server or writer, no memory in the writer, no room in the ring.

@@ -191,6 +191,37 @@ def test_post_norm_is_derived_from_pre_norm_with_the_norm_of_the_run(dump: Path)
     assert torch.equal(c.last_hidden_states("post_norm", (2, 5)), expected[2:5])
 
 
+def test_post_norm_is_derived_with_the_norm_of_the_weights_that_computed_the_rows(
+    dump: Path,
+) -> None:
+    """A norm that the run does not hold is not replaced by another."""
+    first, second = norm_weight([1, 2, 3, 4]), norm_weight([4, 3, 2, 1], eps=1.0)
+    run = write_run(dump, replace(RUN, norm=first, norms={"2": second}))
+    for version in (0, 1, 2):
+        write_capture(run, version, f"v{version}", STREAMS, weights_version=version)
+    store = open_store(dump)
+    for version, weight, eps in ((0, [1.0, 2.0, 3.0, 4.0], 1e-6), (2, [4.0, 3.0, 2.0, 1.0], 1.0)):
+        c = store[f"v{version}"]
+        assert c.weights_version == c.metadata["weights_version"] == version
+        expected = rms_norm(c.last_hidden_states("pre_norm"), torch.tensor(weight), eps)
+        assert torch.equal(c.last_hidden_states("post_norm"), expected)
+    with pytest.raises(NotCapturedError, match=r"no run\.json with a norm"):
+        store["v1"].last_hidden_states("post_norm")
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_capture_says_which_weights_and_which_adapter(dump: Path, indexed: bool) -> None:
+    run = write_run(dump)
+    write_capture(run, 0, "a", STREAMS, indexed=indexed, weights_version=3, lora="tuned")
+    write_capture(run, 1, "b", STREAMS, indexed=indexed)
+    store = open_store(dump)
+    assert [(c.rid, c.weights_version, c.lora) for c in store] == [
+        ("a", 3, "tuned"),
+        ("b", 0, None),
+    ]
+    assert store["a"].metadata["lora"] == "tuned"
+
+
 def test_a_stored_post_norm_is_preferred(dump: Path) -> None:
     run = write_run(dump, replace(RUN, norm=norm_weight([1, 2, 3, 4])))
     stored = states(10, seed=11)

@@ -36,6 +36,14 @@ def test_every_prompt_row_is_named_once_at_its_place(
     ]
 
 
+def test_a_divided_batch_keeps_its_rows_and_their_places() -> None:
+    batch = batch_of((prompt(key, 4), 0, 4) for key in range(3))
+    others, chosen = batch.divided(lambda rows: rows.request.key == 1)
+    assert [(rows.request.key, rows.row) for rows in others.rows] == [(0, 0), (2, 8)]
+    assert [(rows.request.key, rows.row) for rows in chosen.rows] == [(1, 4)]
+    assert others.total_rows == chosen.total_rows == 12
+
+
 def test_the_last_rows_are_those_that_reach_the_prompts_end() -> None:
     request = prompt(0, 5)
     assert Rows(request, 3, 5, 0).last

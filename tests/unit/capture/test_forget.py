@@ -11,6 +11,7 @@ from typing import Any
 from capture_server import CaptureServer, prompt, wait_until
 from hs_capture.capture.batch import Request
 from hs_capture.hooks.requests import RequestBook
+from hs_capture.hooks.served_weights import ServedWeights
 
 ABORTS = 1000
 
@@ -22,7 +23,7 @@ class Req:
         self.rid = rid
         self.origin_input_ids = self.origin_input_ids_unpadded = tokens
         self.cached_tokens = 0
-        self.to_finish = self.input_embeds = None
+        self.to_finish = self.input_embeds = self.lora_id = None
 
 
 def batch(req: Req) -> Any:
@@ -33,7 +34,7 @@ def batch(req: Req) -> Any:
 
 def test_a_thousand_aborted_requests_are_forgotten(tmp_path: Path) -> None:
     """When SGLang lets go of a request, so do we; the ring is empty in the end."""
-    book = RequestBook(None)
+    book = RequestBook(None, ServedWeights(), str)
     known: list[weakref.ref[Request]] = []
     with CaptureServer(tmp_path) as server:
         for number in range(ABORTS):

@@ -31,7 +31,10 @@ def change(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-@pytest.mark.parametrize("run", [RUN, WITH_NORM])
+WITH_NORMS = replace(WITH_NORM, norms={"1": norm_weight([4, 3, 2, 1]), "3": norm_weight([1] * 4)})
+
+
+@pytest.mark.parametrize("run", [RUN, WITH_NORM, WITH_NORMS])
 def test_a_run_comes_back_equal(path: Path, run: RunInfo) -> None:
     run.write(path)
     assert RunInfo.read(path) == run
@@ -122,6 +125,28 @@ def test_a_damaged_norm_is_named(path: Path, norm: dict[str, Any], message: str)
         RunInfo.read(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert message in str(caught.value)
+
+
+def test_each_version_of_the_weights_has_its_own_norm_or_none(path: Path) -> None:
+    """A run of an earlier release has one norm, that of version 0."""
+    WITH_NORMS.write(path)
+    run = RunInfo.read(path)
+    assert run.norm_of(0) == norm_weight([1, 2, 3, 4])
+    assert run.norm_of(1) == norm_weight([4, 3, 2, 1])
+    assert run.norm_of(2) is None
+    fields = json.loads(path.read_text())
+    del fields["norms"]
+    path.write_text(json.dumps(fields))
+    run = RunInfo.read(path)
+    assert run.norm_of(0) == norm_weight([1, 2, 3, 4])
+    assert run.norm_of(1) is None
+
+
+def test_a_damaged_norm_of_a_later_version_is_named(path: Path) -> None:
+    WITH_NORMS.write(path)
+    change(path, norms={"1": norm_weight([1, 2, 3]).to_object()})
+    with pytest.raises(FormatError, match="norm weight has 3 values, the hidden size is 4"):
+        RunInfo.read(path)
 
 
 def test_a_run_file_cut_anywhere_is_a_format_error(path: Path) -> None:

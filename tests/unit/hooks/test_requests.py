@@ -12,6 +12,7 @@ import pytest
 
 from hs_capture.capture.batch import Batch
 from hs_capture.hooks.requests import RequestBook
+from hs_capture.hooks.served_weights import ServedWeights
 
 
 class Mode(Enum):
@@ -33,6 +34,7 @@ class Req:
         self.cached_tokens = cached
         self.to_finish: object = None
         self.input_embeds: object = None
+        self.lora_id: str | None = None
 
 
 def batch(*extents: tuple[Req, int, int], mode: Mode = Mode.EXTEND) -> Any:
@@ -45,12 +47,17 @@ def batch(*extents: tuple[Req, int, int], mode: Mode = Mode.EXTEND) -> Any:
     )
 
 
+def book_of(pattern: str | None, weights: ServedWeights | None = None) -> RequestBook:
+    """A book in which adapters are called by their ids in capitals."""
+    return RequestBook(pattern, weights or ServedWeights(), str.upper)
+
+
 def rows(snapshot: Batch) -> list[tuple[str, int, int, int]]:
     return [(r.request.rid, r.start, r.stop, r.row) for r in snapshot.rows]
 
 
 def test_rows_follow_each_other_in_batch_order() -> None:
-    book = RequestBook(None)
+    book = book_of(None)
     a, b = Req("a", [5, 6, 7], cached=1), Req("b", [8, 9])
     snapshot = book.snapshot(batch((a, 1, 2), (b, 0, 2)))
     assert rows(snapshot) == [("a", 1, 3, 0), ("b", 0, 2, 2)]
@@ -63,7 +70,7 @@ def test_rows_follow_each_other_in_batch_order() -> None:
 
 
 def test_chunks_of_a_request_share_its_key_and_only_the_last_ends_it() -> None:
-    book = RequestBook(None)
+    book = book_of(None)
     req = Req("a", list(range(10)))
     first = book.snapshot(batch((req, 0, 6))).rows[0]
     second = book.snapshot(batch((req, 6, 4))).rows[0]
@@ -73,19 +80,19 @@ def test_chunks_of_a_request_share_its_key_and_only_the_last_ends_it() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.EXTEND, Mode.MIXED, Mode.SPLIT_PREFILL])
 def test_every_mode_that_computes_prompts_has_rows(mode: Mode) -> None:
-    assert rows(RequestBook(None).snapshot(batch((Req("a", [1]), 0, 1), mode=mode)))
+    assert rows(book_of(None).snapshot(batch((Req("a", [1]), 0, 1), mode=mode)))
 
 
 @pytest.mark.parametrize("mode", [Mode.DECODE, Mode.IDLE, Mode.TARGET_VERIFY])
 def test_other_modes_have_none(mode: Mode) -> None:
     """Their batches need not even have requests with lengths."""
     stand_in = SimpleNamespace(forward_mode=mode, reqs=None, prefix_lens=None, extend_lens=None)
-    assert RequestBook(None).snapshot(stand_in).rows == ()
+    assert book_of(None).snapshot(stand_in).rows == ()
 
 
 def test_decode_rows_in_a_mixed_batch_are_left_out_and_counted() -> None:
     """A decoding request brings one row, which lies beyond its prompt."""
-    book = RequestBook(None)
+    book = book_of(None)
     decoding, new = Req("decoding", [1, 2, 3]), Req("new", [4, 5])
     snapshot = book.snapshot(batch((decoding, 5, 1), (new, 0, 2), mode=Mode.MIXED))
     assert rows(snapshot) == [("new", 0, 2, 1)]
@@ -94,7 +101,7 @@ def test_decode_rows_in_a_mixed_batch_are_left_out_and_counted() -> None:
 
 def test_tokens_that_a_retracted_request_generated_are_left_out() -> None:
     """It is prefilled again with what it has generated; the prompt's rows are all that counts."""
-    book = RequestBook(None)
+    book = book_of(None)
     req, other = Req("a", [1, 2, 3]), Req("b", [1])
     assert rows(book.snapshot(batch((req, 0, 7), (other, 0, 1)))) == [
         ("a", 0, 3, 0),
@@ -103,7 +110,7 @@ def test_tokens_that_a_retracted_request_generated_are_left_out() -> None:
 
 
 def test_health_checks_are_no_requests() -> None:
-    book = RequestBook(None)
+    book = book_of(None)
     snapshot = book.snapshot(batch((Req("HEALTH_CHECK_17", [0]), 0, 1), (Req("a", [1]), 0, 1)))
     assert rows(snapshot) == [("a", 0, 1, 1)]
     assert book.snapshot(batch((Req("HEALTH_CHECK_18", [0]), 0, 1))).rows == ()
@@ -120,7 +127,7 @@ def test_health_checks_are_no_requests() -> None:
     ],
 )
 def test_a_pattern_chooses_rids(pattern: str | None, wanted: list[str]) -> None:
-    book = RequestBook(pattern)
+    book = book_of(pattern)
     reqs = [Req(rid, [1]) for rid in ["keep-1", "KEEP-1", "other", "[x]"]]
     snapshot = book.snapshot(batch(*((req, 0, 1) for req in reqs)))
     assert [r.request.rid for r in snapshot.rows] == wanted
@@ -128,7 +135,7 @@ def test_a_pattern_chooses_rids(pattern: str | None, wanted: list[str]) -> None:
 
 
 def test_a_rid_used_twice_is_two_requests() -> None:
-    book = RequestBook(None)
+    book = book_of(None)
     one, two = Req("same", [1, 2]), Req("same", [3])
     first = book.snapshot(batch((one, 0, 2), (two, 0, 1)))
     assert len({r.request.key for r in first.rows}) == 2
@@ -138,7 +145,7 @@ def test_a_rid_used_twice_is_two_requests() -> None:
 
 def test_gone_requests_are_named_once() -> None:
     """Only those that were wanted; a new request in the memory of an old one is a new one."""
-    book = RequestBook("keep*")
+    book = book_of("keep*")
     req, other = Req("keep", [1]), Req("other", [1])
     key = book.snapshot(batch((req, 0, 1), (other, 0, 1))).rows[0].request.key
     assert book.take_gone() == []
@@ -153,7 +160,7 @@ def test_gone_requests_are_named_once() -> None:
 
 def test_a_refused_request_is_left_out() -> None:
     """SGLang computes one token in place of its prompt; an abort later on changes nothing."""
-    book = RequestBook(None)
+    book = book_of(None)
     refused, later = Req("refused", [7]), Req("later", [1, 2])
     refused.origin_input_ids = [0]
     refused.to_finish = "abort"
@@ -164,7 +171,7 @@ def test_a_refused_request_is_left_out() -> None:
 
 def test_a_multimodal_prompt_keeps_its_true_ids() -> None:
     """SGLang puts hashes of images into the padded ids; where lengths differ, those count rows."""
-    book = RequestBook(None)
+    book = book_of(None)
     image = Req("image", [1, 777, 777, 2])
     image.origin_input_ids_unpadded = [1, 9, 9, 2]
     longer = Req("longer", [1, 777, 777, 2])
@@ -176,7 +183,7 @@ def test_a_multimodal_prompt_keeps_its_true_ids() -> None:
 
 def test_half_a_surrogate_pair_in_a_rid_is_spelled_out() -> None:
     """JSON from a client may hold one; it must not spoil the batch for the other requests."""
-    snapshot = RequestBook(None).snapshot(batch((Req("a\ud800", [1]), 0, 1)))
+    snapshot = book_of(None).snapshot(batch((Req("a\ud800", [1]), 0, 1)))
     assert snapshot.rows[0].request.rid == "a\\ud800"
 
 
@@ -184,15 +191,53 @@ def test_embeddings_in_place_of_tokens_are_left_out() -> None:
     """SGLang makes up token ids for them."""
     embedded = Req("embedded", [1, 1, 1])
     embedded.input_embeds = [[0.0]]
-    assert RequestBook(None).snapshot(batch((embedded, 0, 3))).rows == ()
+    assert book_of(None).snapshot(batch((embedded, 0, 3))).rows == ()
 
 
 def test_a_rid_of_any_length_is_stored_in_a_few_kilobytes() -> None:
     """Its beginning and its digest stand for it; two long ones stay apart."""
-    book = RequestBook(None)
+    book = book_of(None)
     reqs = [Req(9_000_000 * "x" + end, [1, 2]) for end in "ab"]
     snapshot = book.snapshot(batch(*((req, 0, 2) for req in reqs)))
     rids = [row.request.rid for row in snapshot.rows]
     assert [rid[:4096] for rid in rids] == [4096 * "x"] * 2
     assert rids[0] != rids[1]
     assert {len(rid) for rid in rids} == {4096 + len("...sha256:") + 64}
+
+
+def test_a_request_with_an_adapter_has_its_name() -> None:
+    book = book_of(None)
+    with_adapter, without = Req("a", [1]), Req("b", [1])
+    with_adapter.lora_id = "f00"
+    snapshot = book.snapshot(batch((with_adapter, 0, 1), (without, 0, 1)))
+    assert [row.request.lora for row in snapshot.rows] == ["F00", None]
+
+
+def test_a_request_is_of_the_weights_that_serve_when_it_comes() -> None:
+    weights = ServedWeights()
+    book = book_of(None, weights)
+    before, after = Req("before", [1, 2]), Req("after", [1])
+    book.snapshot(batch((before, 0, 1)))
+    weights.change()
+    snapshot = book.snapshot(batch((before, 1, 1), (after, 0, 1)))
+    assert [row.request.weights_version for row in snapshot.rows] == [0, 1]
+    assert not any(row.request.mixes_weights for row in snapshot.rows)
+
+
+def test_a_request_mixes_weights_on_a_stale_cache_and_in_the_middle_of_a_change() -> None:
+    """With a cache of other weights only what takes tokens from it does."""
+    weights = ServedWeights()
+    book = book_of(None, weights)
+
+    def mixes(cached: int) -> bool:
+        (row,) = book.snapshot(batch((Req("r", [1, 2, 3], cached), cached, 1))).rows
+        return row.request.mixes_weights
+
+    assert not mixes(2)
+    weights.begin_change()
+    assert mixes(0)
+    weights.change()
+    assert mixes(2)
+    assert not mixes(0)
+    weights.stale_cache = False
+    assert not mixes(2)
