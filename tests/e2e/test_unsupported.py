@@ -43,16 +43,16 @@ CHANGES = {
         "9.9.0",
         {
             "_version.py": (NEWEST, "9.9.0"),
-            "srt/model_executor/model_runner.py": ("is_draft_worker", "is_draft"),
+            "srt/models/deepseek_v2.py": ("layers_to_capture", "layers_to_keep"),
         },
-        ["SGLang 9.9.0 was not tested", "ModelRunner.is_draft_worker", "Upgrade hs-capture"],
+        ["SGLang 9.9.0 was not tested", "DeepseekV2Model.layers_to_capture", "Upgrade hs-capture"],
     ),
     # A tested release with a patch of somebody: only the wrapping itself finds out.
     "patched": (
         "sglang",
         NEWEST,
         {"srt/model_executor/forward_batch_info.py": ("def init_new(", "def make_new(")},
-        ["cannot be wrapped (sglang.srt.model_executor.forward_batch_info: AttributeError"],
+        ["cannot be wrapped (sglang.srt.model_executor.forward_batch_info: ", "'init_new'"],
     ),
     # Two versions of hs-capture in one environment: of two hooks of a module one is there.
     "mixed": (
