@@ -23,7 +23,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find hs_capture sitecustomiz
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/pytest
 
-.PHONY: help setup lint unit startup contract e2e modes oldest test matrix demo bench-startup clean
+.PHONY: help setup lint unit startup lowest contract e2e modes oldest test matrix demo bench-startup clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,6 +66,14 @@ unit: $(WHEEL)  ## Tests of single modules, with properties
 startup: $(WHEEL)  ## Tests of activation in real interpreters
 	@echo "== start-up tests"
 	$(PYTEST) tests/startup
+
+# The versions are the lower bounds in pyproject.toml, so none can be claimed that is not run.
+LOWEST = $(shell sed -nE 's/^    "([a-z]+)>=([0-9.]+)",$$/\1==\2/p' pyproject.toml)
+lowest: $(WHEEL)  ## Unit and start-up tests with the oldest dependencies that are allowed (not in test)
+	@echo "== the lowest versions: $(LOWEST)"
+	@rm -rf build/lowest
+	$(PIP) install --quiet --no-deps --only-binary :all: --target build/lowest $(LOWEST)
+	PYTHONPATH=$(CURDIR)/build/lowest $(PYTEST) tests/unit tests/startup
 
 contract: $(WHEEL)  ## Tests that every supported SGLang has the names that the hooks rely on
 	@echo "== contract with the released SGLangs"

@@ -15,6 +15,7 @@ from harness.server import ServerConfig
 from harness.tiny_llama import ARGUMENTS, build_tiny_llama
 
 BEGINNING = "hs-capture: the server does not start: "
+EXIT_CODE = "scheduler died during initialization (exit code: 78)"
 NEWEST = "0.5.23"
 
 
@@ -29,7 +30,7 @@ def test_a_model_of_another_family_is_refused_by_its_class(
     assert refused.exit_code != 0
     assert refused.line.startswith(f"{BEGINNING}LlamaForCausalLM is no model of the DeepSeek-V2")
     assert refused.line.endswith("unset SGLANG_HS_DUMP_DIR to serve it")
-    assert "78" in refused.log
+    assert EXIT_CODE in refused.log
     verified = verify(dump_dir, environment)
     assert verified.returncode == 2
     assert "LlamaForCausalLM is no model of the DeepSeek-V2 family" in verified.stdout
@@ -42,16 +43,16 @@ CHANGES = {
         "9.9.0",
         {
             "_version.py": (NEWEST, "9.9.0"),
-            "srt/model_executor/model_runner.py": ("is_draft_worker", "is_draft"),
+            "srt/models/deepseek_v2.py": ("layers_to_capture", "layers_to_keep"),
         },
-        ["SGLang 9.9.0 was not tested", "ModelRunner.is_draft_worker", "Upgrade hs-capture"],
+        ["SGLang 9.9.0 was not tested", "DeepseekV2Model.layers_to_capture", "Upgrade hs-capture"],
     ),
     # A tested release with a patch of somebody: only the wrapping itself finds out.
     "patched": (
         "sglang",
         NEWEST,
         {"srt/model_executor/forward_batch_info.py": ("def init_new(", "def make_new(")},
-        ["cannot be wrapped (sglang.srt.model_executor.forward_batch_info: AttributeError"],
+        ["cannot be wrapped (sglang.srt.model_executor.forward_batch_info: ", "'init_new'"],
     ),
     # Two versions of hs-capture in one environment: of two hooks of a module one is there.
     "mixed": (
@@ -79,6 +80,7 @@ def test_a_host_that_cannot_be_followed_is_refused(
     dump_dir.mkdir(mode=0o700)
     refused = refused_start(Spawner(), ServerConfig(model, environment), new_log())
     assert refused.exit_code != 0
+    assert EXIT_CODE in refused.log
     assert refused.line.startswith(BEGINNING)
     assert [words for words in said if words not in refused.line] == []
     assert not list(dump_dir.rglob("*.hsc"))

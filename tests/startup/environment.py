@@ -112,7 +112,9 @@ def _clean_variables() -> dict[str, str]:
 
 
 def _checked(command: list[str]) -> None:
+    # What PYTHONPATH adds to our environment is not installed in the other one.
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd="/"
+        command, capture_output=True, text=True, timeout=300, check=False, cwd="/", env=variables
     )
     assert result.returncode == 0, f"{command} failed:\n{result.stdout}\n{result.stderr}"
