@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import shutil
 import sys
@@ -26,12 +25,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from figures import machine
 
 from harness.captures import status, wait_until
 from harness.client import post
@@ -220,13 +219,12 @@ def main() -> int:
             name = f"requests, plugin {'on' if on else 'off'}"
             run = lambda: serve_requests(root, model, options.requests, on)  # noqa: B023, E731
             loads.append(measure(name, options.requests, run))
-    versions = {n: metadata.version(n) for n in ("torch", "sglang", "numpy", "orjson")}
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), **versions}
-    report = {"machine": machine, "parameters": vars(options), "loads": loads}
+    ran_on = machine("torch", "sglang", "numpy", "orjson")
+    report = {"machine": ran_on, "parameters": vars(options), "loads": loads}
     if options.json:
         print(json.dumps(report))
         return 0
-    print(json.dumps(machine), json.dumps(vars(options)), sep="\n")
+    print(json.dumps(ran_on), json.dumps(vars(options)), sep="\n")
     for load in loads:
         print(f"{load['load']}: {load['items']:,} in {load['seconds']:.0f} s")
         for process in load["processes"]:

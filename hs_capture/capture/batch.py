@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -26,15 +27,18 @@ class Request:
     lora: str | None = None
     """Name of the LoRA adapter that it runs with."""
 
-    @property
+    @functools.cached_property
     def num_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.input_ids)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rows:
-    """Prompt positions [start, stop) of `request`; they lie from row `row` of the batch on."""
+    """Prompt positions [start, stop) of `request`; they lie from row `row` of the batch on.
+
+    Not frozen, for the sake of speed; see ``ring.message``. Nobody changes them.
+    """
 
     request: Request
     start: int
@@ -45,6 +49,10 @@ class Rows:
     def last(self) -> bool:
         """Whether the prompt ends with these rows."""
         return self.stop == self.request.num_tokens
+
+    def cut(self, start: int, stop: int) -> Rows:
+        """Return positions [start, stop) of them."""
+        return Rows(self.request, start, stop, self.row + start - self.start)
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,14 @@ class HostCopier:
 
     def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
         """See `Copier.copy`."""
-        rows = sum(part.stop - part.start for part in parts)
+        copies = list(runs(parts))
+        rows = sum(count for _, _, count in copies)
         offset = 0
         for tensor in tensors if rows else ():
             size = rows * tensor.shape[-1] * tensor.itemsize
             payload = torch.frombuffer(slot.payload[offset : offset + size], dtype=tensor.dtype)
             target = payload.view(rows, -1)
-            for row, source, count in runs(parts):
+            for row, source, count in copies:
                 target[row : row + count].copy_(tensor[source : source + count])
             offset += size
 
@@ -123,14 +124,15 @@ class DeviceCopier:
 
     def _stage(self, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> int:
         """Split the rows into planes in the staging buffer; return how many bytes they are."""
-        rows = sum(part.stop - part.start for part in parts)
+        copies = list(runs(parts))
+        rows = sum(count for _, _, count in copies)
         offset = 0
         for tensor in tensors:
             tensor.record_stream(self._stream)
             size = rows * tensor.shape[-1] * tensor.itemsize
             planes = self._staging[offset : offset + size].view(tensor.itemsize, rows, -1)
             if tensor.itemsize == 2:
-                for row, source, count in runs(parts):
+                for row, source, count in copies:
                     low, high = planes[:, row : row + count]
                     pairs = tensor[source : source + count].view(torch.int16)
                     self._split_pairs(pairs, low, high)

@@ -25,10 +25,10 @@ class Draft:
         """Whether there is nothing to tell."""
         return not (self.opened or self.parts or self.lost or self.closed)
 
-    def add(self, request: Request, start: int, stop: int, row: int) -> None:
-        """Add positions [start, stop) of `request`, which lie from row `row` of the batch on."""
-        self.parts.append(Rows(request, start, stop, row))
-        self.rows += stop - start
+    def add(self, rows: Rows) -> None:
+        """Add `rows` of the batch."""
+        self.parts.append(rows)
+        self.rows += rows.stop - rows.start
 
     def open(self, request: Request) -> None:
         """Add a request that the writer does not know yet."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hs_capture.capture.batch import Batch, Request, Rows
@@ -105,7 +106,7 @@ class Tap:
                     draft = self._send(draft, tensors)
                     continue
                 stop = min(rows.stop, start + room)
-                draft.add(rows.request, start, stop, rows.row + start - rows.start)
+                draft.add(rows if rows.stop - rows.start == stop - start else rows.cut(start, stop))
                 start = stop
             self._close_in(draft, rows)
         self._send(draft, tensors)
@@ -283,11 +284,10 @@ class Tap:
 
     def _fill_ids(self, payload: memoryview, draft: Draft) -> None:
         """Put the token ids of the opened requests behind the rows."""
-        offset = draft.rows * self._row_bytes
-        for request in draft.opened:
-            size = request.input_ids.nbytes
-            payload[offset : offset + size] = request.input_ids.data.cast("B")
-            offset += size
+        if draft.opened:
+            ids = np.concatenate([request.input_ids for request in draft.opened])
+            offset = draft.rows * self._row_bytes
+            payload[offset : offset + ids.nbytes] = ids.data.cast("B")
 
     def _publish(self, slot: Slot, draft: Draft, message: bytes) -> None:
         arrives_later = draft.rows > 0 and self._copier.finishes_later

@@ -220,7 +220,9 @@ def compiles_prefill(server_args: Any) -> bool:
 
 def metrics_name(server_args: Any) -> str | None:
     """Return the model's name in SGLang's metrics, None when they are off."""
-    return str(server_args.served_model_name) if server_args.enable_metrics else None
+    if not server_args.enable_metrics:
+        return None
+    return str(server_args.served_model_name or server_args.model_path)
 
 
 def extents(batch: Any) -> Iterator[tuple[Any, int, int]]:

@@ -239,6 +239,7 @@ CONTRACT: tuple[Part, ...] = (
         "disaggregation_mode",
         "enable_metrics",
         "served_model_name",
+        "model_path",
     ),
     OneOf(
         "context parallelism",

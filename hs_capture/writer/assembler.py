@@ -69,6 +69,7 @@ class Assembler:
         self._folder = Path(config.run_dir) / OPEN_FOLDER
         for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
             left_by_earlier_writer.unlink(missing_ok=True)
+        self._pending = 0
         self._lock = threading.Lock()
         self._faults = faults
 
@@ -76,6 +77,11 @@ class Assembler:
     def open_records(self) -> int:
         """How many requests are not finished."""
         return len(self._open)
+
+    @property
+    def pending_blocks(self) -> int:
+        """How many blocks wait for a thread of the pool, or are with one."""
+        return self._pending
 
     def apply(self, entry: Entry) -> None:
         """Do what `entry` says. Its payload is released when the last block of it is stored."""
@@ -186,6 +192,7 @@ class Assembler:
     def _submit(self, entry: Entry, block: Block) -> None:
         with self._lock:
             block.record.pending += 1
+            self._pending += 1
         self._ring.keep(entry)
         self._pool.submit(self._store, entry, block)
 
@@ -241,6 +248,7 @@ class Assembler:
         """Count stored blocks of `record`; publish it once it is closing and none is left."""
         with self._lock:
             record.pending -= stored
+            self._pending -= stored
             record.closing = record.closing or closing
             finished = record.closing and record.pending == 0 and not record.settled
             record.settled = record.settled or finished

@@ -21,8 +21,12 @@ from hs_capture.writer.publisher import Publisher
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
-COPY_POLL_SECONDS = 0.001
-"""How long to sleep while a copy from the device is on its way: nobody rings when it arrives."""
+SHORT_POLL_SECONDS = 0.001
+"""How long to sleep while a copy from the device is on its way, or all threads have enough to do:
+nobody rings when that is over."""
+MOST_PENDING_BLOCKS = 1024
+"""So many blocks may wait for a thread. A ring full of small records is many of them, each with an
+open file: they wait in the ring, where they cost nothing more."""
 COPY_SECONDS = 1.0
 """How long to wait for such a copy after the server is gone."""
 HEARTBEAT_SECONDS = 1.0
@@ -47,8 +51,9 @@ class Writer:
         self._started = time.time()
         self._server_error: str | None = None
         self._server_gone_at: float | None = None
-        # Whether all that the server has published so far was taken.
+        # Whether all that the server has published so far was taken, or some was left for later.
         self._caught_up = False
+        self._busy = False
 
     def run(self) -> None:
         """Work until the server is gone, then finish what it left."""
@@ -81,14 +86,17 @@ class Writer:
         os.close(self._hold)
 
     def _take(self) -> Iterator[Entry]:
-        """Take entries while there is room for what they bring.
+        """Take entries while there is room for what they bring, and the threads keep up.
 
         Entries that are not taken stay in the ring: the ring fills up, and the server does what
         SGLANG_HS_ON_FULL says.
         """
         entries = self._ring.entries()
-        self._caught_up = False
+        self._caught_up = self._busy = False
         while self._has_room():
+            if self._assembler.pending_blocks >= MOST_PENDING_BLOCKS:
+                self._busy = True
+                return
             entry = next(entries, None)
             if entry is None:
                 self._caught_up = not self._ring.waiting
@@ -128,7 +136,7 @@ class Writer:
             return
         poll = select.poll()
         poll.register(self._config.bell, select.POLLIN)
-        seconds = COPY_POLL_SECONDS if self._ring.waiting else POLL_SECONDS
+        seconds = SHORT_POLL_SECONDS if self._ring.waiting or self._busy else POLL_SECONDS
         if poll.poll(seconds * 1000) and not os.read(self._config.bell, 65536):
             self._server_gone_at = time.monotonic()
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.captures import status, wait_for, wait_until
 from harness.client import RefusedError, generate_batch, get
-from harness.launching import Spawner, Zygote
+from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.server import Serve, Server, ServerConfig
 from hs_capture.format.counters import COUNTERS
@@ -38,13 +38,13 @@ def _in_metrics(counters: dict[str, int]) -> dict[str, float]:
 
 
 def test_the_metrics_are_the_counters_of_the_status_file(
-    serve: Serve, spawner: Spawner, model: Path, tmp_path: Path
+    serve: Serve, zygote: Zygote, model: Path, tmp_path: Path
 ) -> None:
     dump_dir = tmp_path / "dump"
     environment = {"SGLANG_HS_DUMP_DIR": str(dump_dir), "SGLANG_HS_BUFFER": "16M"}
     prompts = {f"row-{i}": prompt(i, length) for i, length in enumerate(LENGTHS)}
     config = ServerConfig(model, environment, arguments=["--enable-metrics"])
-    with serve(spawner, config) as server:
+    with serve(zygote, config) as server:
         generate_batch(server.url, prompts)
         wait_for(dump_dir, prompts)
 

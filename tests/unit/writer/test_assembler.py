@@ -472,3 +472,27 @@ def test_a_record_with_news_stays_open(tmp_path: Path) -> None:
         assert running.ring.region.counters()["rows_late"] == 0
     (line,) = running.index()
     assert line.complete
+
+
+def test_nothing_is_kept_of_requests_that_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whole ones, aborted ones, one without a file, some whose news came late, some of a dead
+    writer."""
+    monkeypatch.setattr(writer_config, "RECORD_SECONDS", 0.0)
+    with bench(tmp_path) as running:
+        for key in range(0, 500, 5):
+            opened = [Opened(k, f"r{k}", 4, 0) for k in range(key, key + 3)]
+            # Its file is there already, so it cannot be created.
+            (tmp_path / "open" / f"tp0-{key + 2}.part").touch()
+            running.send(message([(key, 0, 4), (key + 1, 0, 2)], opened=opened))
+            running.assembler.close_overdue()
+            ends = [Closed(k, f"r{k}", 4, "aborted") for k in range(key, key + 4)]
+            running.send(message(closed=ends))
+            (tmp_path / "open" / f"tp0-{key + 2}.part").unlink()
+        kept = {n: len(v) for n, v in vars(running.assembler).items() if isinstance(v, dict | set)}
+        assert kept == {"_open": 0, "_unopened": 0, "_overdue": 0}
+    assert running.assembler.pending_blocks == 0
+    assert len(running.index()) == 400
+    # The traceback of the error that was logged holds the ring.
+    caplog.clear()

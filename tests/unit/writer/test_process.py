@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from capture_server import CaptureServer, assert_complete, assert_incomplete, prompt, wait_until
 from harness import processes
 from hs_capture import open_store
-from hs_capture.ring.message import Message, Opened, StreamSpec
+from hs_capture.ring.message import Closed, Message, Opened, StreamSpec
 from hs_capture.writer import config as writer_config
 from hs_capture.writer import process
 from hs_capture.writer.config import WriterConfig
@@ -172,3 +173,35 @@ def test_requests_of_which_nothing_more_is_heard_leave_nothing_behind(
     assert (counters["writer_errors"], counters["rows_dropped"]) == (0, 0)
     for key in (0, 500, 999):
         assert_incomplete(server.store()[f"r{key}"], prompt(key, 3), "aborted", [(2, 3)])
+
+
+def test_small_records_wait_in_the_ring_while_all_threads_are_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken all at once, each would be an open file and many times its size in memory."""
+    monkeypatch.setattr(process, "MOST_PENDING_BLOCKS", 8)
+    server = CaptureServer(tmp_path)
+    bell, ring_it = os.pipe()
+    writer = process.Writer(replace(server.config, ring=server.producer.descriptor, bell=bell))
+    go_on = threading.Event()
+    for _ in range(server.config.workers):
+        writer._pool.submit(go_on.wait)
+    for key in range(200):
+        message = Message(opened=[Opened(key, f"r{key}", 1, 0)], closed=[Closed(key, f"r{key}", 1)])
+        encoded = message.encode()
+        slot = server.producer.reserve(len(encoded), 8)
+        assert slot is not None
+        server.producer.publish(slot, encoded)
+    running = threading.Thread(target=writer.run)
+    running.start()
+    try:
+        wait_until(lambda: writer._busy, "a writer with enough to do")
+        assert len(list(server.run_dir.glob("open/*"))) == 8
+    finally:
+        go_on.set()
+        os.close(ring_it)
+        running.join()
+    assert {line.rid for line in server.index()} == {f"r{key}" for key in range(200)}
+    assert server.drained
+    os.close(bell)
+    os.close(server.producer.descriptor)
