@@ -73,6 +73,8 @@ class Round:
     tokens: int
     gaps: list[float]
     """Seconds between the tokens of a request, for loads with more than one."""
+    peak_bytes: int
+    """The most device memory that tensors of the engine ever took, weights and KV cache too."""
 
 
 def environment(variant: str, plugin: str, dump_dir: Path) -> dict[str, str]:
@@ -103,8 +105,9 @@ def serve(
     os.dup2(2, 1)
     started = time.perf_counter()
     options = {**ENGINE, **engine, "model_path": model}
-    # A share of what is free when this engine starts: others are up already.
-    options["mem_fraction_static"] = gibibytes * 2**30 / torch.cuda.mem_get_info()[0]
+    if "mem_fraction_static" not in options:
+        # A share of what is free when this engine starts: others are up already.
+        options["mem_fraction_static"] = gibibytes * 2**30 / torch.cuda.mem_get_info()[0]
     options["enable_return_hidden_states"] = variant == "json"
     llm = sglang.Engine(**options)
     vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
@@ -142,7 +145,9 @@ def one_round(
             time.sleep(0.005)
     published = time.perf_counter() - started
     clean(dump_dir, variant)
-    return Round(answered, published, sum(map(len, prompts)), gaps)
+    (state,) = llm.get_server_info()["internal_states"]
+    peak_bytes = state["hs_bench_peak_bytes"]
+    return Round(answered, published, sum(map(len, prompts)), gaps, peak_bytes)
 
 
 async def streamed(
@@ -273,6 +278,7 @@ def summary(results: dict[str, list[Round]], baseline: str) -> dict[str, Any]:
             ),
             "gap_p50_ms": 1e3 * gaps[len(gaps) // 2] if gaps else None,
             "gap_p99_ms": 1e3 * gaps[len(gaps) * 99 // 100] if gaps else None,
+            "peak_gib": max(r.peak_bytes for r in rounds) / 2**30,
         }
     return table
 
@@ -328,14 +334,15 @@ def main() -> int:
     print(json.dumps({**report["machine"], **report["parameters"]}))
     for name, table in report["loads"].items():
         print(
-            f"{name}: {'variant':10} {'tokens/s':>10} {'x':>6} {'published':>10} {'x':>6} gaps ms"
+            f"{name}: {'variant':10} {'tokens/s':>10} {'x':>6} {'published':>10} {'x':>6} "
+            f"{'peak GiB':>8} gaps ms"
         )
         for variant, row in table.items():
             gaps = f"{row['gap_p50_ms']:.1f} / {row['gap_p99_ms']:.1f}" if row["gap_p50_ms"] else ""
             print(
                 f"{name}: {variant:10} {row['answered_tokens_s']:10,.0f} "
                 f"{row['answered_ratio']:6.3f} {row['published_tokens_s']:10,.0f} "
-                f"{row['published_ratio']:6.3f} {gaps}"
+                f"{row['published_ratio']:6.3f} {row['peak_gib']:8.2f} {gaps}"
             )
     return 0
 

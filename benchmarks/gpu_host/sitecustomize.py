@@ -1,8 +1,9 @@
 """Benchmarks only: put on PYTHONPATH by overhead.py, runs in every process of the engine.
 
 Gives dummy weights a realistic scale (norms 1, the rest normal with deviation 0.02: SGLang's own
-are so small that every layer's output looks like the embedding), and, where HS_BENCH_SAVE names a
-folder, captures the way people do it today: `.cpu()` and `torch.save` inside the forward pass.
+are so small that every layer's output looks like the embedding), adds the peak of the device memory
+to what the server tells of itself, and, where HS_BENCH_SAVE names a folder, captures the way people
+do it today: `.cpu()` and `torch.save` inside the forward pass.
 """
 
 import os
@@ -32,6 +33,18 @@ def _realistic_weights(module):
             weight.normal_(0.0, 0.02, generator=dice)
 
     module.initialize_dummy_weights = initialize
+
+
+@wrapt.when_imported("sglang.srt.managers.scheduler")
+def _tell_peak_memory(module):
+    import torch
+
+    def tell(wrapped, _scheduler, args, kwargs):
+        answer = wrapped(*args, **kwargs)
+        answer.internal_state["hs_bench_peak_bytes"] = torch.cuda.max_memory_allocated()
+        return answer
+
+    wrapt.wrap_function_wrapper(module, "Scheduler.get_internal_state", tell)
 
 
 if os.environ.get("HS_BENCH_SAVE"):
