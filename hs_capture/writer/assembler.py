@@ -69,6 +69,7 @@ class Assembler:
         self.rows_late = 0
         """Rows that came for such a record after it was closed."""
         self._folder = Path(config.run_dir) / OPEN_FOLDER
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
             left_by_earlier_writer.unlink(missing_ok=True)
         self._lock = threading.Lock()
