@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 HELD_BYTES = 256 * 1024
 """So many bytes stay in memory until the file is longer, or closed."""
 
@@ -40,7 +41,7 @@ class LateFile:
             self._check()
             if self._held is not None:
                 if end <= HELD_BYTES:
-                    self._hold(parts, offset, end)
+                    self._hold(self._held, parts, offset)
                     return
                 self._create(self._held)
         self._write(parts, offset)
@@ -64,20 +65,26 @@ class LateFile:
         if self._error is not None:
             raise self._error
 
-    def _hold(self, parts: Sequence[bytes | bytearray | memoryview], offset: int, end: int) -> None:
-        assert self._held is not None
-        self._held.extend(bytes(max(0, end - len(self._held))))
+    def _hold(
+        self, held: bytearray, parts: Sequence[bytes | bytearray | memoryview], offset: int
+    ) -> None:
+        # Threads may come in any order.
+        if offset > len(held):
+            held.extend(bytes(offset - len(held)))
         for part in parts:
-            self._held[offset : offset + len(part)] = part
+            held[offset : offset + len(part)] = part
             offset += len(part)
 
     def _create(self, held: bytearray) -> None:
         """Create the file, and its folder should it be gone, with what was held."""
         self._held = None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self.path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._file = os.open(self.path, flags, self._mode)
+            try:
+                self._file = os.open(self.path, _FLAGS, self._mode)
+            except FileNotFoundError:
+                # Whoever cleans up unused folders may have taken it.
+                self.path.parent.mkdir(mode=0o700, exist_ok=True)
+                self._file = os.open(self.path, _FLAGS, self._mode)
             os.fchmod(self._file, self._mode)
         except OSError as error:
             self._error = error
