@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +28,7 @@ from hs_capture.format.footer import (
     locate_footer,
     parse_footer,
 )
+from hs_capture.format.late_file import LateFile
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -37,32 +37,24 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-HELD_BYTES = 256 * 1024
-"""So many bytes of a file stay in memory until it is longer or finished. Thousands of short prompts
-in one batch then need neither thousands of open files nor many small writes."""
-
-
 class ContainerWriter:
     """Writes one capture file. `add` may be called from several threads at once.
 
-    The file must not exist. It is created when there is enough to write, and its folder with it,
-    should it be gone. An `OSError` while writing (a full file system) is passed on and leaves the
-    writer broken: all that is left to do then is `abort`.
+    The file must not exist; it is created when there is enough to write (see `LateFile`). An
+    `OSError` while writing (a full file system) is passed on and leaves the writer broken: all that
+    is left to do then is `abort`.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: int = 0o600) -> None:
         self.path = Path(path)
         self.raw_bytes = 0
         """Bytes of the elements added so far, before packing."""
-        self._mode = mode
-        self._file = -1
-        # The beginning of the file, until there is a file.
-        self._held: bytearray | None = bytearray(MAGIC)
+        self._file = LateFile(self.path, mode)
+        self._file.write((MAGIC,), 0)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
         self._blocks: dict[str, list[Block]] = {}
         self._end = len(MAGIC)
-        self._error: OSError | None = None
 
     def declare(self, stream: str, dtype: str, width: int | None = None) -> None:
         """Announce a stream of rows of `width` elements, or of single elements without a width.
@@ -97,19 +89,11 @@ class ContainerWriter:
             )
         digest = digest_of(encoded.planes)
         with self._lock:
-            if self._error is not None:
-                raise self._error
             block = Block(start, stop, self._end, encoded.lengths, digest)
             self._end = block.end
             self._blocks[stream].append(block)
             self.raw_bytes += encoded.raw_bytes
-            if self._held is not None and block.end <= HELD_BYTES:
-                for plane in encoded.planes:
-                    self._held += plane
-                return
-            if self._held is not None:
-                self._create(self._held)
-        self._write(encoded.planes, block.offset)
+        self._file.write(encoded.planes, block.offset)
 
     def finish(self, metadata: Mapping[str, object], rows: int) -> int:
         """Close the file as a capture of `rows` rows a stream; returns its size in bytes.
@@ -118,24 +102,15 @@ class ContainerWriter:
         `ValueError` when blocks of a stream overlap or lie beyond `rows`, and again the `OSError`
         that an `add` ran into. After any error the file is still there, to be removed by `abort`.
         """
-        if self._error is not None:
-            raise self._error
         streams = [self._finished(stream, rows) for stream in self._streams.values()]
         end = encode_footer(metadata, streams, self._end)
-        if self._held is None:
-            self._write((end,), self._end)
-        else:
-            self._create(self._held + end)
-        self._close()
+        self._file.write((end,), self._end)
+        self._file.close()
         return self._end + len(end)
 
     def abort(self) -> None:
         """Close and remove the unfinished file. Does nothing once the file is closed."""
-        self._held = None
-        if self._file >= 0:
-            self._close()
-            with suppress(FileNotFoundError):
-                self.path.unlink()
+        self._file.remove()
 
     def _finished(self, stream: Stream, rows: int) -> Stream:
         blocks = sorted(self._blocks[stream.name], key=lambda block: block.start)
@@ -145,39 +120,6 @@ class ContainerWriter:
         if blocks and blocks[-1].stop > rows:
             raise ValueError(f"stream {stream.name!r}: row {blocks[-1].stop - 1} is beyond {rows}")
         return replace(stream, shape=(rows, *stream.shape[1:]), blocks=tuple(blocks))
-
-    def _create(self, held: bytearray) -> None:
-        """Create the file with what was held."""
-        self._held = None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            self.path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._file = os.open(self.path, flags, self._mode)
-            # The umask does not decide who may read captures; the mode does.
-            os.fchmod(self._file, self._mode)
-        except OSError as error:
-            self._error = error
-            raise
-        self._write((held,), 0)
-
-    def _write(self, parts: tuple[bytes | bytearray | memoryview, ...], offset: int) -> None:
-        # A short write is how a nearly full file system begins to say so; the next one says it.
-        left = [memoryview(part) for part in parts if len(part)]
-        try:
-            while left:
-                written = os.pwritev(self._file, left, offset)
-                offset += written
-                while left and written >= len(left[0]):
-                    written -= len(left.pop(0))
-                if written:
-                    left[0] = left[0][written:]
-        except OSError as error:
-            self._error = error
-            raise
-
-    def _close(self) -> None:
-        file, self._file = self._file, -1
-        os.close(file)
 
 
 class ContainerReader:

@@ -7,6 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+CLOCK_SLACK = 2.0
+"""Clocks of two machines may differ by so many seconds."""
 State = Literal["ok", "warn", "fail"]
 
 
@@ -80,12 +82,14 @@ def size_text(count: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """A time ago for people."""
-    seconds = max(seconds, 0.0)
+    """A time ago for people; one that is yet to come means that a clock was put back."""
+    ahead = seconds <= -CLOCK_SLACK
+    when = "ahead of the clock" if ahead else "ago"
+    seconds = -seconds if ahead else max(seconds, 0.0)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+            return f"{seconds / length:.0f} {unit} {when}"
+    return f"{seconds:.0f} s {when}"
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:

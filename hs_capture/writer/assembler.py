@@ -67,6 +67,7 @@ class Assembler:
         # Why nothing is stored any more, once that is so.
         self._given_up: str | None = None
         self._folder = Path(config.run_dir) / OPEN_FOLDER
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
             left_by_earlier_writer.unlink(missing_ok=True)
         self._pending = 0

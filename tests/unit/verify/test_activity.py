@@ -81,6 +81,28 @@ def test_a_server_out_of_sight_with_a_young_heartbeat_serves(
     assert answer.checks("writer") == []
 
 
+def test_a_heartbeat_ahead_of_the_clock_is_no_sign_of_life(
+    verify: Verify, new_run: NewRun, gone: int
+) -> None:
+    """The clock was put back, and a writer that lived would have written a new one."""
+    new_run(captures=1, server_pid=gone, writer_pid=gone, age=-7200)
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.said["runs"][0]["live"] is False
+    assert answer.check("writer")["text"].endswith("last heard 2 h ahead of the clock")
+    assert answer.check("fired")["text"].endswith("last 2 h ahead of the clock")
+
+
+def test_a_server_that_serves_on_after_its_clock_was_put_back_is_live(
+    verify: Verify, new_run: NewRun
+) -> None:
+    new_run(captures=1, created=time.time() + 7200, age=1)
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.said["runs"][0]["live"] is True
+    assert answer.checks("writer") == []
+
+
 @pytest.mark.parametrize("dead", [True, False])
 def test_a_writer_that_is_silent_while_its_server_serves_is_said(
     verify: Verify, new_run: NewRun, gone: int, dead: bool

@@ -1,0 +1,96 @@
+"""Real servers that are killed, or asked to end, in the middle of their work."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+
+from harness import processes
+from harness.client import RefusedError, generate_concurrently
+from harness.launching import Zygote
+from harness.prompts import prompt
+from harness.server import AFTERLIFE_SECONDS, Serve, Server, ServerConfig
+from hs_capture import open_store
+from hs_capture.format.index import read_index
+from hs_capture.format.run import Status
+from hs_capture.verify.soundness import examine, newest_files
+
+LENGTH = 300
+"""Tokens of a prompt: 600 KB of states, in chunks of 64."""
+
+
+def _config(model: Path, dump_dir: Path) -> ServerConfig:
+    environment = {"SGLANG_HS_DUMP_DIR": str(dump_dir), "SGLANG_HS_BUFFER": "16M"}
+    return ServerConfig(model, environment, chunk=64)
+
+
+def _under_load(server: Server) -> threading.Thread:
+    """Send requests until the server does not answer any more."""
+
+    def send() -> None:
+        prompts = [(f"r{number}", prompt(number, LENGTH)) for number in range(400)]
+        with suppress(OSError, HTTPException, RefusedError):
+            generate_concurrently(server.url, prompts, at_once=4)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def _newest_run(dump_dir: Path) -> Path:
+    return max(dump_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime).parent
+
+
+def _wait_for_captures(dump_dir: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not list(_newest_run(dump_dir).glob("*/*.hsc")):
+        assert time.monotonic() < deadline, "nothing was captured"
+        time.sleep(0.02)
+
+
+def _assert_sound(dump_dir: Path) -> int:
+    store = open_store(dump_dir)
+    examined = [examine(path) for run in dump_dir.iterdir() for path in newest_files(run, None)]
+    assert [one.problem for one in examined if one is not None and one.problem] == []
+    return len(store)
+
+
+def test_killed_servers_leave_sound_files_and_the_next_one_cleans_up(
+    serve: Serve, zygote: Zygote, model: Path, tmp_path: Path
+) -> None:
+    """Three are killed together with their writers; the fourth is asked to end under load."""
+    dump_dir = tmp_path / "dump"
+    chance = random.Random(5)
+    published: set[Path] = set()
+    for _ in range(3):
+        with serve(zygote, _config(model, dump_dir)) as server:
+            assert list(dump_dir.rglob("*.part")) == []
+            assert set(dump_dir.rglob("*.hsc")) == published
+            load = _under_load(server)
+            _wait_for_captures(dump_dir)
+            time.sleep(chance.uniform(0, 1))
+            server.kill()
+            assert _assert_sound(dump_dir) > len(published)
+            load.join()
+        published = set(dump_dir.rglob("*.hsc"))
+    with serve(zygote, _config(model, dump_dir)) as server:
+        assert list(dump_dir.rglob("*.part")) == []
+        load = _under_load(server)
+        _wait_for_captures(dump_dir)
+        run = _newest_run(dump_dir)
+        server.stop()
+        assert processes.wait_until_gone(server.pid, server.mark, AFTERLIFE_SECONDS) == []
+        load.join()
+    (index,) = run.glob("index-*.jsonl")
+    lines = read_index(index)
+    # The server numbers its requests, so none that had begun may be missing.
+    assert sorted(str(line.key) for line in lines) == sorted(map(str, range(len(lines))))
+    assert {line.incomplete_reason for line in lines} <= {None, "server_stopped", "aborted"}
+    (file,) = run.glob("status-*.json")
+    assert Status.read(file).state == "ended"
+    assert _assert_sound(dump_dir) > len(published)
+    assert list(dump_dir.rglob("*.part")) == []
