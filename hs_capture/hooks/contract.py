@@ -181,8 +181,11 @@ CONTRACT: tuple[Part, ...] = (
     ),
     Where(
         Attributes(MESSAGES, "BeginWeightUpdateReqInput", ()),
-        _updates(
-            UPDATER, "SchedulerWeightUpdaterManager", "begin_weight_update", "end_weight_update"
+        (
+            *_updates(
+                UPDATER, "SchedulerWeightUpdaterManager", "begin_weight_update", "end_weight_update"
+            ),
+            Attributes(MESSAGES, "EndWeightUpdateReqOutput", ("success",)),
         ),
     ),
     *(

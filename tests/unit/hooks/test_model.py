@@ -171,3 +171,16 @@ def test_a_receiver_that_fails_changes_nothing_for_sglang(states: torch.Tensor) 
     for causal_lm in (alone, shared):
         causal_lm.set_eagle3_layers_to_capture([1, 2])
     assert same(shared.run(states, prefill(), attachment), alone.run(states, prefill()))
+
+
+def test_each_load_of_weights_is_counted_also_one_that_fails() -> None:
+    class Loading(CausalLM):
+        def load_weights(self, weights: list[str]) -> int:
+            return len(weights)
+
+    causal_lm = Loading(True)
+    attachment = Attachment(causal_lm, OURS, True, Guard())
+    assert causal_lm.load_weights(["a", "b"]) == 2
+    with pytest.raises(TypeError):
+        causal_lm.load_weights(None)  # type: ignore[arg-type]
+    assert attachment.weight_loads == 2
