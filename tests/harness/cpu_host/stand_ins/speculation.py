@@ -1,10 +1,40 @@
 """Speculative decoding: the trees of drafted tokens are built by kernels made for CUDA.
 
-Their Triton versions, which SGLang has for other hardware, run in Triton's interpreter.
+Their Triton versions, which SGLang has for other hardware, run in Triton's interpreter. A drafter
+that takes over the head of its target waits for the GPU, of which there is none to wait for. And
+DFLASH is refused on a CPU, though it has ways to do without a GPU: it is told that it may run.
 """
 
 from __future__ import annotations
 
+import torch
 from sglang.kernels.ops.speculative import spec_tree
+from sglang.srt.arg_groups import speculative_hook
 
 spec_tree._is_xpu = True
+
+
+def nothing_to_wait_for(device: object = None) -> None:
+    """Return at once."""
+
+
+torch.cuda.synchronize = nothing_to_wait_for
+
+
+class WillingPlatform:
+    """What SGLang asks a platform from elsewhere before it drafts on it."""
+
+    def is_out_of_tree(self) -> bool:
+        """Say that SGLang does not know it."""
+        return True
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """Take every algorithm."""
+        return True
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        """Take every backend."""
+        return True
+
+
+speculative_hook.current_platform = WillingPlatform()
