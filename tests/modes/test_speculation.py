@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from harness.answers import timeless
 from harness.captures import status, wait_for
 from harness.client import generate
 from harness.compare import assert_exact
-from harness.launching import Zygote
+from harness.launching import INTERPRETED, Zygote
 from harness.prompts import prompt
 from harness.reference import Reference
 from harness.server import Serve, ServerConfig
@@ -24,7 +24,6 @@ from harness.tiny_model import HIDDEN
 # Of the drafter's layers 1, 4 and 6 one is among these.
 LAYERS = [-1, 1, 3, 5]
 LENGTHS = [1, 18]
-INTERPRETED = {"TRITON_INTERPRET": "1"}
 
 
 DRAFTERS: dict[str, Callable[[Path], Path]] = {
@@ -48,14 +47,6 @@ class Drafted:
     answers: dict[str, Any]
     given: list[torch.Tensor]
     dump_dir: Path
-
-
-@pytest.fixture(scope="module")
-def interpreting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """A quick launcher whose Triton kernels run on the CPU: there are no others to draft with."""
-    zygote = Zygote(tmp_path_factory.mktemp("interpreting") / "log", INTERPRETED)
-    yield zygote
-    zygote.close()
 
 
 @pytest.fixture(scope="module", params=sorted(DRAFTERS))
