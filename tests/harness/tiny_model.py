@@ -66,9 +66,10 @@ CONFIG: dict[str, Any] = {
 
 
 def build_tiny_model(path: Path, seed: int = 0, **changes: Any) -> Path:
-    """Write ``config.json`` and the float32 weights of this seed to ``path``, and return it.
+    """Write ``config.json`` and the weights of this seed to ``path``, and return it.
 
-    ``changes`` are keys of the configuration with other values. A folder that already holds the
+    ``changes`` are keys of the configuration with other values, such as the dtype of the weights,
+    which is float32. A folder that already holds the
     finished model of this configuration is left as it is.
     """
     config = {**CONFIG, **changes}
@@ -90,7 +91,7 @@ def build_tiny_model(path: Path, seed: int = 0, **changes: Any) -> Path:
             # Norm weights that differ from one, or a forgotten norm would not show.
             parameter.copy_(1 + 0.1 * noise if "norm" in name else 0.08 * noise)
     path.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(path)
+    model.to(getattr(torch, config["torch_dtype"])).save_pretrained(path)
     (path / "config.json").write_text(json.dumps(config, indent=1))
     stamp.write_text(wanted)
     return path

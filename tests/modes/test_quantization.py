@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,19 +12,21 @@ from harness.launching import INTERPRETED, Zygote
 from harness.prompts import prompt
 from harness.server import Serve, ServerConfig
 from harness.tapped import Tapped, assert_same_bits
+from harness.tiny_model import build_tiny_model
 
 LAYERS = [-1, 0, 3, 6]
 
 
 @pytest.fixture(scope="module")
 def tapped(
-    serve: Serve, interpreting: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
+    serve: Serve, interpreting: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Tapped]:
     """A server that quantises linear layers to float8 while it loads them.
 
     For experts in float8 SGLang has no kernel that runs on a CPU; they stay in bfloat16, and so
     does the layer that the attention takes apart.
     """
+    model = build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", torch_dtype="bfloat16")
     folder = tmp_path_factory.mktemp("tap")
     dump_dir = tmp_path_factory.mktemp("capture") / "dump"
     environment = {

@@ -1,8 +1,9 @@
-"""Speculative decoding: the trees of drafted tokens are built by kernels made for CUDA.
+"""Speculative decoding on a CPU, which SGLang does on GPUs.
 
-Their Triton versions, which SGLang has for other hardware, run in Triton's interpreter. A drafter
-that takes over the head of its target waits for the GPU, of which there is none to wait for. And
-DFLASH is refused on a CPU, though it has ways to do without a GPU: it is told that it may run.
+The trees of drafted tokens are built by kernels made for CUDA; their Triton versions, which SGLang
+has for other hardware, run in Triton's interpreter. DFLASH is refused on a CPU, though it has ways
+to do without a GPU: it is told that it may run. Streams of work there are none, and so nothing that
+must wait for another.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from sglang.srt.arg_groups import speculative_hook
 spec_tree._is_xpu = True
 
 
-def nothing_to_wait_for(device: object = None) -> None:
+def nothing_to_wait_for(*arguments: object) -> None:
     """Return at once."""
 
 
 torch.cuda.synchronize = nothing_to_wait_for
+torch.Tensor.record_stream = nothing_to_wait_for
 
 
 class WillingPlatform:
