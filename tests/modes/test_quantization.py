@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -40,7 +41,6 @@ def tapped(
     }
     config = ServerConfig(model, environment, dtype="bfloat16", arguments=["--quantization", "fp8"])
     with serve(interpreting, config) as server:
-        assert "quantization': 'fp8'" in server.log()
         yield Tapped(server, folder, torch.bfloat16, dump_dir)
 
 
@@ -48,5 +48,7 @@ def tapped(
 def test_stored_bits_are_the_bits_at_the_tap(tapped: Tapped, length: int) -> None:
     """Every layer and both final states, in the dtype that the model computes in."""
     assert_same_bits(tapped, prompt(length, length), f"quantised-{length}", LAYERS)
+    weights = json.loads((tapped.folder / "report.json").read_text())["dtypes"]
+    assert "torch.float8_e4m3fn" in weights
     assert run_info(tapped.dump_dir)["dtype"] == "bfloat16"
     assert status(tapped.dump_dir)["counters"]["hook_errors"] == 0
