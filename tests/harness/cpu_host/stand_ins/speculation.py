@@ -1,18 +1,18 @@
 """Speculative decoding on a CPU, which SGLang does on GPUs.
 
-The trees of drafted tokens are built by kernels made for CUDA; their Triton versions, which SGLang
-has for other hardware, run in Triton's interpreter. DFLASH is refused on a CPU, though it has ways
-to do without a GPU: it is told that it may run. Streams of work there are none, and so nothing that
-must wait for another.
+The kernels that build trees of drafted tokens, and find their places in the cache, are made for
+CUDA; their Triton versions, which SGLang has for other hardware, run in Triton's interpreter.
+DFLASH is refused on a CPU, though it has ways to do without a GPU: it is told that it may run.
+Streams of work there are none, and so nothing that must wait for another.
 """
 
 from __future__ import annotations
 
 import torch
-from sglang.kernels.ops.speculative import spec_tree
+from sglang.kernels.ops.speculative import cache_locs, spec_tree
 from sglang.srt.arg_groups import speculative_hook
 
-spec_tree._is_xpu = True
+cache_locs._is_xpu = spec_tree._is_xpu = True
 
 
 def nothing_to_wait_for(*arguments: object) -> None:
