@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launching import Launcher, Spawner, Zygote
+from harness.launching import INTERPRETED, Launcher, Spawner, Zygote
 from harness.linked import environment_without
 from harness.processes import of_this_run
 from harness.reference import Reference
@@ -52,6 +52,19 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     yield zygote
     zygote.close()
     assert [str(process) for process in of_this_run()] == []
+
+
+@pytest.fixture(scope="session")
+def interpreting(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """A quick launcher whose servers run Triton's kernels on the CPU, in its interpreter.
+
+    It ends before `zygote` does, which looks for what is left.
+    """
+    log = tmp_path_factory.mktemp("interpreting") / "log"
+    interpreting = Zygote(log, INTERPRETED)
+    _logs.insert(0, log)
+    yield interpreting
+    interpreting.close()
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 CPU_HOST = Path(__file__).parent / "cpu_host"
 ZYGOTE = Path(__file__).parent / "zygote.py"
 
+INTERPRETED: Mapping[str, str] = {"TRITON_INTERPRET": "1"}
+"""Has Triton's kernels run on the CPU. It must be set when SGLang is imported."""
+
 Mounts = Sequence[Sequence[str]]
 
 

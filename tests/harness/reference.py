@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +37,9 @@ class Reference:
         self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
         self._known: dict[tuple[int, ...], States] = {}
         self._seen: dict[Any, torch.Tensor] = {}
+        self._images: tuple[int, torch.Tensor] | None = None
         # Hooks of our own, because the last of transformers' `hidden_states` is normed already.
         inner = self._model.model
-        inner.embed_tokens.register_forward_hook(self._keep_output(-1))
         for layer_id, layer in enumerate(inner.layers):
             layer.register_forward_hook(self._keep_output(layer_id))
         inner.norm.register_forward_pre_hook(self._keep_input("pre_norm"))
@@ -54,9 +55,10 @@ class Reference:
         key = tuple(prompt)
         if key not in self._known:
             self._seen.clear()
+            embeddings = self._embeddings(key)
             with torch.no_grad():
-                self._model.model(torch.tensor([key]), use_cache=False)
-            named = dict(self._seen)
+                self._model.model(inputs_embeds=embeddings, use_cache=False)
+            named = {-1: embeddings[0], **self._seen}
             pre_norm, post_norm = named.pop("pre_norm"), named.pop("post_norm")
             self._known[key] = States(named, pre_norm, post_norm)
         return self._known[key]
@@ -64,7 +66,27 @@ class Reference:
     def next_token(self, prompt: Sequence[int]) -> int:
         """Return the most likely token after ``prompt``."""
         with torch.no_grad():
-            return int(self._model(torch.tensor([list(prompt)])).logits[0, -1].argmax())
+            output = self._model(inputs_embeds=self._embeddings(prompt))
+        return int(output.logits[0, -1].argmax())
+
+    def seeing(self, placeholder: int, rows: torch.Tensor) -> Reference:
+        """Return the same model for prompts with images.
+
+        ``rows`` [tokens, hidden size] are embeddings that take the places of the tokens
+        ``placeholder``, in their order.
+        """
+        other = copy.copy(self)
+        other._known = {}
+        other._images = placeholder, rows
+        return other
+
+    def _embeddings(self, prompt: Sequence[int]) -> torch.Tensor:
+        ids = torch.tensor([list(prompt)])
+        embeddings: torch.Tensor = self._model.model.embed_tokens(ids).detach()
+        if self._images is not None:
+            placeholder, rows = self._images
+            embeddings[ids == placeholder] = rows
+        return embeddings
 
     def _keep_output(self, name: Any) -> Any:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:

@@ -65,13 +65,16 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def build_tiny_model(path: Path, seed: int = 0) -> Path:
-    """Write ``config.json`` and the float32 weights of this seed to ``path``, and return it.
+def build_tiny_model(path: Path, seed: int = 0, **changes: Any) -> Path:
+    """Write ``config.json`` and the weights of this seed to ``path``, and return it.
 
-    A folder that already holds the finished model of this configuration is left as it is.
+    ``changes`` are keys of the configuration with other values, such as the dtype of the weights,
+    which is float32. A folder that already holds the
+    finished model of this configuration is left as it is.
     """
+    config = {**CONFIG, **changes}
     stamp = path / "built.json"
-    wanted = json.dumps({"config": CONFIG, "seed": seed}, sort_keys=True)
+    wanted = json.dumps({"config": config, "seed": seed}, sort_keys=True)
     if stamp.is_file() and stamp.read_text() == wanted:
         return path
 
@@ -81,14 +84,14 @@ def build_tiny_model(path: Path, seed: int = 0) -> Path:
 
     logging.disable_progress_bar()
     generator = torch.Generator().manual_seed(seed)
-    model = DeepseekV2ForCausalLM(DeepseekV2Config(**json.loads(json.dumps(CONFIG)))).float()
+    model = DeepseekV2ForCausalLM(DeepseekV2Config(**json.loads(json.dumps(config)))).float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             # Norm weights that differ from one, or a forgotten norm would not show.
             parameter.copy_(1 + 0.1 * noise if "norm" in name else 0.08 * noise)
     path.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(path)
-    (path / "config.json").write_text(json.dumps(CONFIG, indent=1))
+    model.to(getattr(torch, config["torch_dtype"])).save_pretrained(path)
+    (path / "config.json").write_text(json.dumps(config, indent=1))
     stamp.write_text(wanted)
     return path

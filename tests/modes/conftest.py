@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.fixtures import (
     dump_dir,
+    interpreting,
     model,
     new_log,
     pytest_runtest_makereport,
@@ -15,6 +16,7 @@ from harness.fixtures import (
 
 __all__ = [
     "dump_dir",
+    "interpreting",
     "model",
     "new_log",
     "pytest_runtest_makereport",

@@ -1,8 +1,8 @@
-"""A server that drafts with EAGLE-3 itself: it and we get the layers that each asked for."""
+"""A server that drafts with EAGLE-3 or DFlash: it and we get the layers that each asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,62 +14,73 @@ from harness.answers import timeless
 from harness.captures import status, wait_for
 from harness.client import generate
 from harness.compare import assert_exact
-from harness.launching import Zygote
+from harness.launching import INTERPRETED, Zygote
 from harness.prompts import prompt
 from harness.reference import Reference
 from harness.server import Serve, ServerConfig
-from harness.tiny_draft import build_tiny_draft
+from harness.tiny_draft import build_tiny_dflash, build_tiny_eagle3
 from harness.tiny_model import HIDDEN
 
 # Of the drafter's layers 1, 4 and 6 one is among these.
 LAYERS = [-1, 1, 3, 5]
 LENGTHS = [1, 18]
-INTERPRETED = {"TRITON_INTERPRET": "1"}
+
+
+DRAFTERS: dict[str, Callable[[Path], Path]] = {
+    "EAGLE3": build_tiny_eagle3,
+    "DFLASH": lambda path: build_tiny_dflash(path, block=2),
+}
+OPTIONS = {
+    "EAGLE3": [
+        *("--speculative-num-steps", "1"),
+        *("--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", "2"),
+    ],
+    "DFLASH": ["--speculative-draft-attention-backend", "triton"],
+}
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """What a server answered, and what its drafter was given."""
+    """What a server answered, what its drafter was given, and what was captured."""
 
     answers: dict[str, Any]
     given: list[torch.Tensor]
+    dump_dir: Path
 
 
-@pytest.fixture(scope="module")
-def interpreting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """A quick launcher whose Triton kernels run on the CPU: there are no others to draft with."""
-    zygote = Zygote(tmp_path_factory.mktemp("interpreting") / "log", INTERPRETED)
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=sorted(DRAFTERS))
 def ask(
-    serve: Serve, interpreting: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[dict[str, str]], Drafted]:
-    """Serve with some environment and send the same few requests, one at a time."""
-    draft = build_tiny_draft(tmp_path_factory.mktemp("model") / "draft")
+    request: pytest.FixtureRequest,
+    serve: Serve,
+    interpreting: Zygote,
+    model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[bool], Drafted]:
+    """Serve with capture on or off and send the same few requests, one at a time."""
+    draft = DRAFTERS[request.param](tmp_path_factory.mktemp("model") / "draft")
+    arguments = [
+        *("--attention-backend", "triton"),
+        *("--speculative-algorithm", request.param),
+        *("--speculative-draft-model-path", str(draft)),
+        *OPTIONS[request.param],
+    ]
 
-    def asked(environment: dict[str, str]) -> Drafted:
+    def asked(captured: bool) -> Drafted:
         folder = tmp_path_factory.mktemp("given")
-        own = {
+        environment = {
             **INTERPRETED,
             "HS_TEST_STAND_INS": "speculation",
             "HS_TEST_DRAFT": str(folder),
         }
-        options = {
-            "--attention-backend": "triton",
-            "--speculative-algorithm": "EAGLE3",
-            "--speculative-draft-model-path": str(draft),
-            "--speculative-num-steps": "1",
-            "--speculative-eagle-topk": "1",
-            "--speculative-num-draft-tokens": "2",
-        }
-        config = ServerConfig(
-            model,
-            {**environment, **own},
-            arguments=[text for option in options.items() for text in option],
-        )
+        if captured:
+            environment |= {
+                "SGLANG_HS_DUMP_DIR": str(folder / "dump"),
+                "SGLANG_HS_LAYERS": ",".join(map(str, LAYERS)),
+                "SGLANG_HS_FINAL": "both",
+                "SGLANG_HS_BUFFER": "16M",
+            }
+        config = ServerConfig(model, environment, arguments=arguments)
         with serve(interpreting, config) as server:
             answers = {
                 f"drafted-{length}": timeless(
@@ -84,28 +95,22 @@ def ask(
                 )
                 for length in LENGTHS
             }
-        return Drafted(answers, [torch.load(path) for path in sorted(folder.glob("*.pt"))])
+        given = [torch.load(path) for path in sorted(folder.glob("*.pt"))]
+        return Drafted(answers, given, folder / "dump")
 
     return asked
 
 
 @pytest.fixture(scope="module")
-def off(ask: Callable[[dict[str, str]], Drafted]) -> Drafted:
+def off(ask: Callable[[bool], Drafted]) -> Drafted:
     """Served without capture."""
-    return ask({})
+    return ask(False)
 
 
 @pytest.fixture(scope="module")
-def on(ask: Callable[[dict[str, str]], Drafted], dump_dir: Path) -> Drafted:
+def on(ask: Callable[[bool], Drafted]) -> Drafted:
     """Served with capture of layers that are not the drafter's."""
-    return ask(
-        {
-            "SGLANG_HS_DUMP_DIR": str(dump_dir),
-            "SGLANG_HS_LAYERS": ",".join(map(str, LAYERS)),
-            "SGLANG_HS_FINAL": "both",
-            "SGLANG_HS_BUFFER": "16M",
-        }
-    )
+    return ask(True)
 
 
 def test_the_drafter_is_given_the_same_bits(off: Drafted, on: Drafted) -> None:
@@ -122,15 +127,13 @@ def test_tokens_and_acceptance_are_the_same(off: Drafted, on: Drafted) -> None:
     assert all("spec_accept_length" in answer["meta_info"] for answer in on.answers.values())
 
 
-def test_prompts_are_captured_once_and_exact(
-    on: Drafted, dump_dir: Path, reference: Reference
-) -> None:
+def test_prompts_are_captured_once_and_exact(on: Drafted, reference: Reference) -> None:
     """The prompt's rows alone: no row of a verified draft, no row of the drafter."""
-    store = wait_for(dump_dir, on.answers)
+    store = wait_for(on.dump_dir, on.answers)
     assert len(store) == len(on.answers)
     for length in LENGTHS:
         assert_exact(store[f"drafted-{length}"], prompt(length, length), reference, LAYERS)
-    assert status(dump_dir)["counters"]["hook_errors"] == 0
+    assert status(on.dump_dir)["counters"]["hook_errors"] == 0
 
 
 def test_a_draft_of_the_same_class_is_not_captured(

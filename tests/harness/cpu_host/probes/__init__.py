@@ -9,6 +9,7 @@ TAP = "HS_TEST_TAP"
 FAULT = "HS_TEST_FAULT"
 CONSTANT = "HS_TEST_CONSTANT"
 DRAFT = "HS_TEST_DRAFT"
+IMAGES = "HS_TEST_IMAGES"
 
 
 def install() -> None:
@@ -29,3 +30,7 @@ def install() -> None:
         from probes import draft
 
         draft.install(Path(directory))
+    if directory := os.environ.get(IMAGES):
+        from probes import images
+
+        images.install(Path(directory))

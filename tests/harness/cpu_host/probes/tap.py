@@ -76,7 +76,10 @@ def _attach(model: Any, directory: Path) -> None:
 
 
 def _report(model: Any) -> dict[str, Any]:
-    """Say what of SGLang is wrapped or hooked in this process, before this tap adds its hooks."""
+    """Say what of SGLang is wrapped or hooked in this process, before this tap adds its hooks.
+
+    And of which dtypes the model's weights are.
+    """
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV2Model
@@ -98,6 +101,7 @@ def _report(model: Any) -> dict[str, Any]:
             "model": len(model._forward_hooks) + len(model._forward_pre_hooks),
         },
         "layers_to_capture": list(model.layers_to_capture),
+        "dtypes": sorted({str(parameter.dtype) for parameter in model.parameters()}),
         "modules": sorted(
             name
             for name in sys.modules
