@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import fnmatch
 import importlib.util
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hs_capture.errors import ConfigError
 from hs_capture.export.formats import Context, Format
 from hs_capture.export.sidecar import Sidecar
-from hs_capture.samples import SAMPLES_FILE, Sample, read_samples
+from hs_capture.selection import Selection, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from hs_capture.format.run import RunInfo
+    from hs_capture.samples import Sample
     from hs_capture.store import Capture, CaptureStore, FinalState
 
 
@@ -67,60 +66,26 @@ def make_plan(store: CaptureStore, format_: Format, wish: Wish) -> Plan:
             f"--format {format_.name} needs the package {format_.requires}: "
             f"pip install {format_.requires}"
         )
-    samples = read_samples(store.path)
-    left_out: Counter[str] = Counter()
-    chosen = _chosen(store, samples, wish, left_out)
-    if not chosen:
-        said = ", ".join(f"{count} {why}" for why, count in left_out.items())
+    selection = select(store, wish.rids)
+    if not selection.positions:
+        said = ", ".join(f"{count} {why}" for why, count in selection.left_out.items())
         raise ConfigError(f"{store.path}: no capture to export ({said or 'the store is empty'})")
-    captures = list(chosen.values())
-    if samples is not None:
-        captures.sort(key=lambda capture: samples[capture.rid].number)
-    jobs = []
-    for place, capture in enumerate(captures):
-        sample = None if samples is None else samples[capture.rid]
-        source = capture.path.relative_to(store.path).as_posix()
-        jobs.append(Job(place if sample is None else sample.number, source, capture, sample))
-    _require_distinct(jobs)
+    jobs = list(_jobs(store, selection))
     _require_one_model(store.runs, wish)
-    first = captures[0]
+    first = jobs[0].capture
     layers = _layers(format_, first, wish)
     state = _state(format_, store, first, wish)
-    sidecar = Sidecar.of(format_, first, layers, state, masks=samples is not None)
+    sidecar = Sidecar.of(format_, first, layers, state, masks=selection.samples is not None)
     context = Context(layers, state, sidecar.words(), first.hidden_size, first.metadata["dtype"])
-    return Plan(store.path, format_, context, jobs, dict(left_out), sidecar)
+    return Plan(store.path, format_, context, jobs, selection.left_out, sidecar)
 
 
-def _chosen(
-    store: CaptureStore, samples: dict[str, Sample] | None, wish: Wish, left_out: Counter[str]
-) -> dict[str, Capture]:
-    chosen: dict[str, Capture] = {}
-    for capture in store:
-        if wish.rids is not None and not fnmatch.fnmatchcase(capture.rid, wish.rids):
-            left_out["of other rids"] += 1
-        elif samples is not None and capture.rid not in samples:
-            left_out[f"not in {SAMPLES_FILE}"] += 1
-        elif not capture.complete:
-            left_out[f"incomplete ({capture.incomplete_reason})"] += 1
-        else:
-            # The store comes in publish order, so the newest is the one that stays.
-            left_out["older captures of a rid"] += capture.rid in chosen
-            chosen.pop(capture.rid, None)
-            chosen[capture.rid] = capture
-    if not left_out["older captures of a rid"]:
-        del left_out["older captures of a rid"]
-    return chosen
-
-
-def _require_distinct(jobs: Sequence[Job]) -> None:
-    seen: dict[int, Job] = {}
-    for job in jobs:
-        if job.number in seen:
-            raise ConfigError(
-                f"{SAMPLES_FILE}: sample {job.number} is there twice, as rid "
-                f"{seen[job.number].capture.rid!r} and as rid {job.capture.rid!r}"
-            )
-        seen[job.number] = job
+def _jobs(store: CaptureStore, selection: Selection) -> Iterator[Job]:
+    for place, position in enumerate(selection.positions):
+        capture = store.at(position)
+        sample = None if selection.samples is None else selection.samples[place]
+        source = capture.path.relative_to(store.path).as_posix()
+        yield Job(place if sample is None else sample.number, source, capture, sample)
 
 
 def _require_one_model(runs: Sequence[RunInfo], wish: Wish) -> None:

@@ -43,13 +43,15 @@ def read_sample(
         loss_mask = torch.ones(tokens, dtype=torch.int64)
     else:
         loss_mask = torch.from_numpy(sample.mask(tokens))
-    aux = capture.aux_hidden_states(layers=layers)
-    final = capture.last_hidden_states(state)
+    with capture.held_open():
+        input_ids = capture.input_ids
+        aux = capture.aux_hidden_states(layers=layers)
+        final = capture.last_hidden_states(state)
     for position, layer in enumerate(layers):
         _require_finite(aux[:, position], f"layer {layer}", capture)
     _require_finite(final, f"the {state} final state", capture)
     name = capture.rid if sample is None else sample.id
-    return TrainingSample(name, capture.rid, capture.input_ids, loss_mask, aux, final)
+    return TrainingSample(name, capture.rid, input_ids, loss_mask, aux, final)
 
 
 def _require_finite(states: torch.Tensor, what: str, capture: Capture) -> None:

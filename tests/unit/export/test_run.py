@@ -125,7 +125,8 @@ def test_several_workers_write_what_one_writes(tmp_path: Path) -> None:
     # The processes that serve workers end with their parent, so the parent is a process too.
     command = [Path(sys.executable).parent / "hs-capture", "export", "--format", "safetensors"]
     places = ["--store", store, "--output", tmp_path / "two", "--workers", "2"]
-    subprocess.run([*command, *places], check=True, timeout=300)
+    # Workers look in the current directory first, and the checkout is not what is tested.
+    subprocess.run([*command, *places], check=True, timeout=300, cwd=tmp_path)
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
 
 
