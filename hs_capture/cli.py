@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import hs_capture
 from hs_capture import arguments
+from hs_capture.drafter import command as drafter
 from hs_capture.export import command as export
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Exit code 0: fired and sound; 1: attached, nothing captured yet; 2: not attached
 _COMMANDS = {
     "verify": "did the hook fire, and are the files right?",
     "export": export.SUMMARY,
+    "check-drafter": drafter.SUMMARY,
 }
 """What the commands do, by name."""
 
@@ -68,6 +70,7 @@ def _parser(program: str | None) -> _Parser:
     commands = parser.add_subparsers(prog=parser.prog, help=argparse.SUPPRESS)
     _add_verify(commands, program)
     export.add_arguments(commands.add_parser("export"))
+    drafter.add_arguments(commands.add_parser("check-drafter"))
     return parser
 
 
