@@ -11,6 +11,7 @@ import hs_capture
 from hs_capture import arguments
 from hs_capture.drafter import command as drafter
 from hs_capture.export import command as export
+from hs_capture.overview import command as overview
 
 if TYPE_CHECKING:
     from hs_capture.verify.report import Report
@@ -27,6 +28,7 @@ _COMMANDS = {
     "verify": "did the hook fire, and are the files right?",
     "export": export.SUMMARY,
     "check-drafter": drafter.SUMMARY,
+    "inspect": overview.SUMMARY,
 }
 """What the commands do, by name."""
 
@@ -71,6 +73,7 @@ def _parser(program: str | None) -> _Parser:
     _add_verify(commands, program)
     export.add_arguments(commands.add_parser("export"))
     drafter.add_arguments(commands.add_parser("check-drafter"))
+    overview.add_arguments(commands.add_parser("inspect"))
     return parser
 
 
