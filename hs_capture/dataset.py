@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -21,7 +20,7 @@ from hs_capture.store import Capture, open_store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hs_capture.store import FinalState
+    from hs_capture.store import CaptureStore, FinalState
 
 
 class Item(TypedDict):
@@ -76,19 +75,23 @@ class HiddenStatesDataset(Dataset[Item]):
         self.layers = None if layers is None else tuple(layers)
         self.left_out = selection.left_out
         """How many captures are not in the dataset, by reason."""
-        chosen = [store.at(position) for position in selection.positions]
         self._folder = store.path
-        self._paths = PackedStrings(os.path.relpath(c.path, store.path) for c in chosen)
-        self._rids = PackedStrings(capture.rid for capture in chosen)
-        self._sequences = np.asarray([capture.sequence for capture in chosen], np.int64)
-        self.lengths = np.asarray([capture.num_tokens for capture in chosen], np.int64)
-        """T of each sample, int64: for batches of like length, without reading any."""
-        runs = {id(run): number for number, run in enumerate(store.runs)}
-        self._runs = store.runs
-        self._run_of = np.asarray([runs.get(id(c.run), -1) for c in chosen], np.int32)
+        self._pack(store, selection.positions)
         samples = selection.samples
         self._ids = None if samples is None else PackedStrings(sample.id for sample in samples)
         self._masks = None if samples is None else PackedRuns(s.loss_mask for s in samples)
+
+    def _pack(self, store: CaptureStore, positions: list[int]) -> None:
+        found = [store.find_entry(position) for position in positions]
+        catalogs = {id(catalog): catalog for catalog, _ in found}
+        numbers = {key: number for number, key in enumerate(catalogs)}
+        self._catalogs = [(catalog.directory, catalog.run) for catalog in catalogs.values()]
+        self._catalog_of = np.asarray([numbers[id(catalog)] for catalog, _ in found], np.int32)
+        self._files = PackedStrings(str(entry.file) for _, entry in found)
+        self._rids = PackedStrings(entry.rid for _, entry in found)
+        self._sequences = np.asarray([entry.sequence for _, entry in found], np.int64)
+        self.lengths = np.asarray([entry.num_tokens for _, entry in found], np.int64)
+        """T of each sample, int64: for batches of like length, without reading any."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -117,10 +120,10 @@ class HiddenStatesDataset(Dataset[Item]):
         """The capture of a sample."""
         index = self._checked(index)
         tokens = int(self.lengths[index])
-        path = self._paths[index]
+        file = self._files[index]
         entry = IndexEntry(
             sequence=int(self._sequences[index]),
-            file=path,
+            file=file,
             rid=self._rids[index],
             num_tokens=tokens,
             rows=tokens,
@@ -131,8 +134,8 @@ class HiddenStatesDataset(Dataset[Item]):
             stored_bytes=0,
             published=0.0,
         )
-        run = int(self._run_of[index])
-        return Capture(Path(self._folder, path), entry, self._runs[run] if run >= 0 else None)
+        directory, run = self._catalogs[self._catalog_of[index]]
+        return Capture(directory / file, entry, run)
 
     def _loss_mask(self, index: int) -> torch.Tensor:
         tokens = int(self.lengths[index])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from hs_capture.format.catalog import Catalog
     from hs_capture.format.index import IndexEntry
     from hs_capture.format.run import RunInfo
 
@@ -85,12 +86,16 @@ class CaptureStore:
 
     def at(self, position: int) -> Capture:
         """The capture that iteration gives at `position`, from 0; `IndexError` beyond the end."""
+        catalog, entry = self.find_entry(position)
+        return Capture(catalog.path_of(entry), entry, catalog.run)
+
+    def find_entry(self, position: int) -> tuple[Catalog, IndexEntry]:
+        """What `at` makes a capture of; `IndexError` beyond the end."""
         if not 0 <= position < len(self):
             raise IndexError(f"{self.path}: capture {position} of {len(self)}")
         number = bisect_right(self._ends, position)
         catalog = self._catalogs[number]
-        entry = catalog.entries[position - self._ends[number] + len(catalog.entries)]
-        return Capture(catalog.path_of(entry), entry, catalog.run)
+        return catalog, catalog.entries[position - self._ends[number] + len(catalog.entries)]
 
     def __repr__(self) -> str:
         return f"CaptureStore({str(self.path)!r}, {len(self)} captures, {len(self.runs)} runs)"

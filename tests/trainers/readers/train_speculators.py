@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
+from speculators.losses.utils import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
 from speculators.train.data import ArrowDataset, CollateFn
@@ -48,10 +49,12 @@ collate = CollateFn(
 batch = collate([dataset[index] for index in range(6, 10)])
 batch = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
 optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-3)
+# The kernels of the other implementation need a GPU.
+loss_config = resolve_loss_config("kl_div", "eager")
 losses = []
 for _ in range(STEPS):
     optimizer.zero_grad()
-    loss = model(**batch, ttt_steps=3)[1]
+    loss = model(**batch, ttt_steps=3, loss_config=loss_config)[1]
     loss.backward()
     optimizer.step()
     losses.append(float(loss.detach()))
