@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from capture_files import RUN, write_capture, write_run
-from hs_capture import ConfigError, open_store
+from hs_capture import ConfigError, FormatError, open_store
 from hs_capture.export.formats import format_named
 from hs_capture.export.plan import Plan, Wish, make_plan
 from hs_capture.samples import Sample
@@ -42,7 +42,7 @@ def test_samples_decide_what_is_exported_and_in_which_order(tmp_path: Path) -> N
 def test_a_sample_number_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     store = write_store(tmp_path)
     write_samples(store, Sample(7, "b", "r2", ()), Sample(7, "a", "r1", ()))
-    with pytest.raises(ConfigError, match="sample 7 is there twice, as rid 'r1' and as rid 'r2'"):
+    with pytest.raises(FormatError, match="sample 7 is there twice, as rid 'r1' and as rid 'r2'"):
         plan(store)
 
 
