@@ -23,7 +23,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find hs_capture sitecustomiz
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/pytest
 
-.PHONY: help setup lint unit startup lowest contract e2e modes oldest test matrix demo bench-startup clean
+.PHONY: help setup lint unit startup lowest contract e2e modes oldest trainers readers test matrix demo bench-startup clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -91,7 +91,15 @@ oldest: $(WHEEL)  ## Tests against the oldest supported SGLang
 	@echo "== the oldest supported SGLang"
 	$(PYTEST) tests/oldest
 
-test: lint unit startup contract e2e oldest  ## All of the above
+trainers: $(WHEEL)  ## Every trainer, unmodified, reads exports of real captures (1.2 GB, once)
+	@echo "== trainers"
+	$(PYTEST) tests/trainers
+
+readers: $(WHEEL)  ## The same for SpecForge and speculators alone
+	@echo "== trainers: SpecForge and speculators"
+	$(PYTEST) tests/trainers -k "specforge or (speculators and not v1) or targets"
+
+test: lint unit startup contract e2e readers oldest  ## All of the above
 	@echo "== all checks passed"
 
 matrix: $(WHEEL)  ## Run every supported SGLang, and write docs/compatibility.md (not in test)
@@ -104,5 +112,5 @@ bench-startup: $(WHEEL)  ## What the plugin adds to the start of an interpreter
 	$(BIN)/python benchmarks/startup.py
 
 clean:  ## Remove everything that make made
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-trainers build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

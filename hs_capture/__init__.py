@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hs_capture.dataset import HiddenStatesDataset
     from hs_capture.errors import (
         ConfigError,
         FormatError,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         StoreNotFoundError,
     )
     from hs_capture.store import Capture, CaptureStore, open_store
+    from hs_capture.streaming import stream
 
 __version__ = "0.1.0"
 
@@ -26,11 +28,13 @@ __all__ = [
     "CaptureStore",
     "ConfigError",
     "FormatError",
+    "HiddenStatesDataset",
     "HsCaptureError",
     "NotCapturedError",
     "StoreNotFoundError",
     "__version__",
     "open_store",
+    "stream",
 ]
 
 _HOMES = {
@@ -38,10 +42,12 @@ _HOMES = {
     "CaptureStore": "hs_capture.store",
     "ConfigError": "hs_capture.errors",
     "FormatError": "hs_capture.errors",
+    "HiddenStatesDataset": "hs_capture.dataset",
     "HsCaptureError": "hs_capture.errors",
     "NotCapturedError": "hs_capture.errors",
     "StoreNotFoundError": "hs_capture.errors",
     "open_store": "hs_capture.store",
+    "stream": "hs_capture.streaming",
 }
 
 

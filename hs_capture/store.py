@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import operator
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from hs_capture.format.catalog import Catalog
     from hs_capture.format.index import IndexEntry
     from hs_capture.format.run import RunInfo
 
@@ -56,27 +60,42 @@ class CaptureStore:
             )
         self.runs: tuple[RunInfo, ...] = tuple(c.run for c in catalogs if c.run is not None)
         """The runs that are known, oldest first."""
-        self._captures = tuple(
-            Capture(catalog.path_of(entry), entry, catalog.run)
-            for catalog in catalogs
-            for entry in catalog.entries
-        )
-        self._by_rid: dict[str, list[Capture]] = {}
-        for capture in self._captures:
-            self._by_rid.setdefault(capture.rid, []).append(capture)
+        self._catalogs = catalogs
+        self._ends = list(accumulate(len(catalog.entries) for catalog in catalogs))
 
     def __len__(self) -> int:
-        return len(self._captures)
+        return self._ends[-1]
 
     def __iter__(self) -> Iterator[Capture]:
-        return iter(self._captures)
+        return (
+            Capture(catalog.path_of(entry), entry, catalog.run)
+            for catalog in self._catalogs
+            for entry in catalog.entries
+        )
 
     def __contains__(self, rid: object) -> bool:
         return rid in self._by_rid
 
     def __getitem__(self, rid: str) -> Capture:
         """The newest capture of `rid`; `NotCapturedError` (a `KeyError`) when there is none."""
-        return self._of(rid)[-1]
+        return self.at(self._of(rid)[-1])
+
+    def entries(self) -> Iterator[IndexEntry]:
+        """What the index says of each capture, in the order of iteration; no file is looked at."""
+        return (entry for catalog in self._catalogs for entry in catalog.entries)
+
+    def at(self, position: int) -> Capture:
+        """The capture that iteration gives at `position`, from 0; `IndexError` beyond the end."""
+        catalog, entry = self.find_entry(position)
+        return Capture(catalog.path_of(entry), entry, catalog.run)
+
+    def find_entry(self, position: int) -> tuple[Catalog, IndexEntry]:
+        """What `at` makes a capture of; `IndexError` beyond the end."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"{self.path}: capture {position} of {len(self)}")
+        number = bisect_right(self._ends, position)
+        catalog = self._catalogs[number]
+        return catalog, catalog.entries[position - self._ends[number] + len(catalog.entries)]
 
     def __repr__(self) -> str:
         return f"CaptureStore({str(self.path)!r}, {len(self)} captures, {len(self.runs)} runs)"
@@ -87,7 +106,7 @@ class CaptureStore:
 
     def captures(self, rid: str) -> list[Capture]:
         """All captures of `rid`, oldest first; `NotCapturedError` when there is none."""
-        return list(self._of(rid))
+        return [self.at(position) for position in self._of(rid)]
 
     def find(self, input_ids: Sequence[int] | torch.Tensor) -> list[Capture]:
         """All captures of the prompt with these T token ids, oldest first.
@@ -99,11 +118,19 @@ class CaptureStore:
         wanted = np.asarray(input_ids, dtype=np.int64)
         return [
             capture
-            for capture in self._captures
+            for capture in self
             if capture.num_tokens == len(wanted) and capture._has_ids(wanted)
         ]
 
-    def _of(self, rid: str) -> list[Capture]:
+    @cached_property
+    def _by_rid(self) -> dict[str, list[int]]:
+        """Positions by rid. Made when it is first asked for: not every reader asks by rid."""
+        by_rid: dict[str, list[int]] = {}
+        for position, entry in enumerate(self.entries()):
+            by_rid.setdefault(entry.rid, []).append(position)
+        return by_rid
+
+    def _of(self, rid: str) -> list[int]:
         try:
             return self._by_rid[rid]
         except KeyError:
@@ -121,6 +148,7 @@ class Capture:
         self.path = path
         self.run = run
         self._entry = entry
+        self._held: ContainerReader | None = None
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else f"incomplete: {self.incomplete_reason}"
@@ -278,8 +306,18 @@ class Capture:
         except FileNotFoundError:
             return False
 
-    def _open(self) -> ContainerReader:
-        return ContainerReader(self.path)
+    @contextmanager
+    def held_open(self) -> Iterator[None]:
+        """Open the file once for all questions inside the ``with``, asked by one thread."""
+        with ContainerReader(self.path) as reader:
+            self._held = reader
+            try:
+                yield
+            finally:
+                self._held = None
+
+    def _open(self) -> AbstractContextManager[ContainerReader]:
+        return ContainerReader(self.path) if self._held is None else nullcontext(self._held)
 
     def _rows(self, rows: Rows) -> tuple[int, int]:
         """`rows` as a [start, stop) pair of rows that were all captured."""

@@ -52,7 +52,7 @@ def find_catalogs(path: Path) -> list[Catalog]:
             catalogs.append(_catalog_of_run(Path(folder)))
             subfolders.clear()
         else:
-            loose += (_relative(Path(folder, name), path) for name in names if _is_capture(name))
+            loose += _captures(folder, names, path)
     if loose:
         # Several runs may have been put together here, so only the time can order them.
         entries = sorted(_described(path, loose), key=lambda e: (e.published, e.sequence, e.file))
@@ -79,7 +79,7 @@ def _catalog_of_run(directory: Path) -> Catalog:
 def capture_files(directory: Path) -> Iterator[str]:
     """The capture files under `directory`, relative to it, in no order."""
     for folder, _, names in os.walk(directory, onerror=_raise_unless_gone):
-        yield from (_relative(Path(folder, name), directory) for name in names if _is_capture(name))
+        yield from _captures(folder, names, directory)
 
 
 def _indexed(directory: Path) -> Iterable[IndexEntry]:
@@ -124,12 +124,11 @@ def describe(directory: Path, file: str) -> IndexEntry:
         )
 
 
-def _is_capture(name: str) -> bool:
-    return name.endswith(SUFFIX)
-
-
-def _relative(path: Path, directory: Path) -> str:
-    return path.relative_to(directory).as_posix()
+def _captures(folder: str, names: list[str], directory: Path) -> list[str]:
+    """The capture files among the `names` in `folder`, relative to `directory`."""
+    inside = Path(folder).relative_to(directory).as_posix()
+    prefix = "" if inside == "." else f"{inside}/"
+    return [prefix + name for name in names if name.endswith(SUFFIX)]
 
 
 def _raise_unless_gone(error: OSError) -> None:

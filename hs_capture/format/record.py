@@ -8,6 +8,7 @@ annotations is a `FormatError` with the place of the field.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import types
 import typing
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 class Record:
     """Base of the dataclasses that are stored as one JSON object."""
+
+    __slots__ = ()
 
     def to_json(self) -> bytes:
         """The record as UTF-8 JSON on one line, without a line end."""
@@ -65,10 +68,15 @@ def parse_json(data: bytes | memoryview, place: str) -> Any:
         raise FormatError(f"{place}: not valid JSON: {error}") from error
 
 
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
 def _object(cls: type[Any], value: object, place: str) -> Any:
     if not isinstance(value, dict):
         raise FormatError(f"{place}: expected a JSON object, found {_kind(value)}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class can be hashed
     arguments = {}
     for field in dataclasses.fields(cls):
         if field.name in value:

@@ -1,22 +1,12 @@
-"""Layer ids and their conventions.
-
-Ours: id L is the output of decoder layer L, counted from 0; -1 is the output of the embedding.
-SGLang's ``layers_to_capture``: id i is the input of layer i, so i = L + 1.
-"""
+"""Which layers to capture: what was asked for, settled against the model that is served."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from hs_capture.errors import ConfigError
+from hs_capture.layer_ids import EMBEDDING, eagle3_default, internal_id
 from hs_capture.settings import LAYERS, LayerChoice
-
-EMBEDDING = -1
-
-
-def internal_id(layer: int) -> int:
-    """Return SGLang's id for the output of decoder layer `layer`."""
-    return layer + 1
 
 
 def settle_layers(
@@ -76,7 +66,7 @@ def _asked(
     if choice.kind == "ids":
         return choice.ids
     # EAGLE-3's low, middle and high layer (SpecForge, ModelOpt; the same as SGLang's default).
-    layers = (1, num_layers // 2 - 1, num_layers - 4)
+    layers = eagle3_default(num_layers)
     if not 1 < layers[1] < layers[2]:
         raise ConfigError(
             f"{LAYERS}=auto needs a model of 7 or more layers, this one has {num_layers}; "

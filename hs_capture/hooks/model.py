@@ -11,7 +11,7 @@ import torch
 
 from hs_capture.hooks.compat import PREFILL_MODES
 from hs_capture.hooks.guard import Guard
-from hs_capture.hooks.layers import internal_id
+from hs_capture.layer_ids import internal_id
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

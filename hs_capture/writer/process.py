@@ -25,8 +25,8 @@ SHORT_POLL_SECONDS = 0.001
 """How long to sleep while a copy from the device is on its way, or all threads have enough to do:
 nobody rings when that is over."""
 MOST_PENDING_BLOCKS = 1024
-"""So many blocks may wait for a thread. A ring full of small records is many more: these wait in the
-ring, where they cost nothing more."""
+"""So many blocks may wait for a thread. A ring full of small records is many more: they wait in it,
+where they cost nothing more."""
 COPY_SECONDS = 1.0
 """How long to wait for such a copy after the server is gone."""
 HEARTBEAT_SECONDS = 1.0

@@ -64,6 +64,12 @@ def unpack(path: Path, folder: Path) -> Path:
     return folder / "sglang"
 
 
+def read(path: Path, member: str) -> str:
+    """Return the text of one file in a wheel."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(member).decode()
+
+
 class Renamed(Source):
     """A source in which a name is another one, wherever it stands as a whole name."""
 

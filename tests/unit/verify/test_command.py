@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,8 +75,8 @@ def test_wrong_usage_is_4_so_that_it_is_no_verdict(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "hs-capture: give a command: verify"),
-        (["nonsense"], "hs-capture: argument {verify}: invalid choice: 'nonsense'"),
+        ([], "hs-capture: give a command: verify, "),
+        (["nonsense"], "hs-capture: argument {verify,"),
     ],
 )
 def test_a_missing_or_unknown_command_is_answered_with_the_commands(
@@ -84,7 +85,8 @@ def test_a_missing_or_unknown_command_is_answered_with_the_commands(
     with pytest.raises(SystemExit):
         main(arguments)
     usage, last = capsys.readouterr().err.splitlines()
-    assert usage == "usage: hs-capture [-h] [--version] {verify} ..."
+    assert usage.startswith("usage: hs-capture [-h] [--version] {verify,")
+    assert usage.endswith("} ...")
     assert last.startswith(message)
 
 
@@ -95,8 +97,9 @@ def test_the_help_lists_every_command_under_one_heading(
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    heading = "commands:\n  verify  did the hook fire, and are the files right?\n"
-    assert f"\n\n{heading}\n" in text
+    listed = text.split("\n\ncommands:\n")[1].split("\n\n")[0].splitlines()
+    assert re.fullmatch(r"  verify +did the hook fire, and are the files right\?", listed[0])
+    assert {"export", "check-drafter", "inspect"} <= {line.split()[0] for line in listed}
     assert "positional" not in text
 
 

@@ -204,5 +204,7 @@ def test_small_records_wait_in_the_ring_while_all_threads_are_busy(
     assert server.drained
     os.close(bell)
     os.close(server.producer.descriptor)
+
+
 def _wait_for_lines(index: Path, count: int) -> None:
     wait_until(lambda: index.read_bytes().count(b"\n") == count, f"{count} lines")

@@ -1,0 +1,152 @@
+"""A torch Dataset over the complete captures of a store, for a trainer of one's own."""
+
+from __future__ import annotations
+
+import operator
+import os
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from hs_capture.errors import ConfigError
+from hs_capture.format.index import IndexEntry
+from hs_capture.packed import PackedRuns, PackedStrings
+from hs_capture.samples import Sample
+from hs_capture.selection import select
+from hs_capture.store import Capture, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hs_capture.store import CaptureStore, FinalState
+
+
+class Item(TypedDict):
+    """One sample of T tokens, K layers and hidden size H.
+
+    `input_ids` and `loss_mask` are int64 [T], `aux_hidden_states` is [T, K, H] and
+    `last_hidden_states` [T, H] in the model's dtype.
+    """
+
+    input_ids: torch.Tensor
+    loss_mask: torch.Tensor
+    aux_hidden_states: torch.Tensor
+    last_hidden_states: torch.Tensor
+
+
+class HiddenStatesDataset(Dataset[Item]):
+    """The newest complete capture of every rid; with a samples.jsonl, of every sample in order.
+
+    Opening reads the index and no capture file. It is cheap to pickle and shares nothing between
+    processes, so any number of data loader workers may read it, forked or spawned. Samples differ
+    in length: a loader needs a ``collate_fn``, or batches of one.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        final: FinalState,
+        layers: Sequence[int] | None = None,
+        rids: str | None = None,
+    ) -> None:
+        """Open the store at `path`.
+
+        Args:
+            path: a dump directory, one run, or any folder of captures.
+            final: the norm of `last_hidden_states`, "pre_norm" or "post_norm".
+            layers: ids of the layers to give, in this order; all captured ones by default.
+            rids: a shell pattern; other rids are left out.
+
+        Raises:
+            StoreNotFoundError: there are no captures at all.
+            ConfigError: there is no complete one, or `final` is no norm.
+            FormatError: the store is damaged.
+        """
+        if final not in ("pre_norm", "post_norm"):
+            raise ConfigError(f"final={final!r}: expected 'pre_norm' or 'post_norm'")
+        store = open_store(path)
+        selection = select(store, rids)
+        if not selection.positions:
+            raise ConfigError(f"{store.path}: no complete capture among {len(store)}")
+        self.final = final
+        self.layers = None if layers is None else tuple(layers)
+        self.left_out = selection.left_out
+        """How many captures are not in the dataset, by reason."""
+        self._folder = store.path
+        self._pack(store, selection.positions)
+        samples = selection.samples
+        self._ids = None if samples is None else PackedStrings(sample.id for sample in samples)
+        self._masks = None if samples is None else PackedRuns(s.loss_mask for s in samples)
+
+    def _pack(self, store: CaptureStore, positions: list[int]) -> None:
+        found = [store.find_entry(position) for position in positions]
+        catalogs = {id(catalog): catalog for catalog, _ in found}
+        numbers = {key: number for number, key in enumerate(catalogs)}
+        self._catalogs = [(catalog.directory, catalog.run) for catalog in catalogs.values()]
+        self._catalog_of = np.asarray([numbers[id(catalog)] for catalog, _ in found], np.int32)
+        self._files = PackedStrings(str(entry.file) for _, entry in found)
+        self._rids = PackedStrings(entry.rid for _, entry in found)
+        self._sequences = np.asarray([entry.sequence for _, entry in found], np.int64)
+        self.lengths = np.asarray([entry.num_tokens for _, entry in found], np.int64)
+        """T of each sample, int64: for batches of like length, without reading any."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Item:
+        """Sample `index`; errors as for `Capture`, and `FormatError` where the mask is longer."""
+        index = self._checked(index)
+        capture = self.capture(index)
+        with capture.held_open():
+            return {
+                "input_ids": capture.input_ids,
+                "loss_mask": self._loss_mask(index),
+                "aux_hidden_states": capture.aux_hidden_states(layers=self.layers),
+                "last_hidden_states": capture.last_hidden_states(self.final),
+            }
+
+    def __repr__(self) -> str:
+        return f"HiddenStatesDataset({str(self._folder)!r}, {len(self)} samples, {self.final})"
+
+    def id(self, index: int) -> str:
+        """The name of a sample in the input; the rid where the store has no samples.jsonl."""
+        index = self._checked(index)
+        return self._rids[index] if self._ids is None else self._ids[index]
+
+    def capture(self, index: int) -> Capture:
+        """The capture of a sample."""
+        index = self._checked(index)
+        tokens = int(self.lengths[index])
+        file = self._files[index]
+        entry = IndexEntry(
+            sequence=int(self._sequences[index]),
+            file=file,
+            rid=self._rids[index],
+            num_tokens=tokens,
+            rows=tokens,
+            complete=True,
+            incomplete_reason=None,
+            missing=(),
+            raw_bytes=0,
+            stored_bytes=0,
+            published=0.0,
+        )
+        directory, run = self._catalogs[self._catalog_of[index]]
+        return Capture(directory / file, entry, run)
+
+    def _loss_mask(self, index: int) -> torch.Tensor:
+        tokens = int(self.lengths[index])
+        if self._masks is None:
+            return torch.ones(tokens, dtype=torch.int64)
+        sample = Sample(index, self.id(index), self._rids[index], self._masks[index])
+        return torch.from_numpy(sample.mask(tokens))
+
+    def _checked(self, index: int) -> int:
+        place = operator.index(index)
+        place += len(self) if place < 0 else 0
+        if not 0 <= place < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return place

@@ -1,0 +1,1 @@
+"""Does a drafter get at serving time what it was trained on?"""

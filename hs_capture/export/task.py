@@ -1,0 +1,70 @@
+"""One sample on its way from a capture to a temporary file; what a worker process does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hs_capture.export.formats import Context, format_named
+from hs_capture.export.sample import read_sample
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from hs_capture.export.plan import Job, Plan
+
+
+@dataclass(frozen=True)
+class Task:
+    """Write the sample of `job` to `temporary`, and return that path once it is durable.
+
+    Raises `HsCaptureError` when the capture cannot be read or does not fit the plan, and `OSError`
+    when the file cannot be written; then there is no file.
+    """
+
+    job: Job
+    format_name: str
+    context: Context
+    temporary: Path
+
+    @classmethod
+    def of(cls, plan: Plan, job: Job, output: Path) -> Self:
+        """The task for one job of a plan."""
+        return cls(job, plan.format.name, plan.context, output / f".part-{job.number}.tmp")
+
+    def __call__(self) -> Path:
+        self.context.require_same(self.job.capture)
+        sample = read_sample(
+            self.job.capture, self.job.sample, self.context.layer_ids, self.context.state
+        )
+        try:
+            format_named(self.format_name).write(self.temporary, sample, self.context)
+            with self.temporary.open("rb") as file:
+                os.fsync(file.fileno())
+        except Exception as error:
+            self._remove()
+            raise self._explained(error) from error
+        except BaseException:
+            self._remove()
+            raise
+        return self.temporary
+
+    def _remove(self) -> None:
+        with suppress(FileNotFoundError):
+            self.temporary.unlink()
+
+    def _explained(self, error: Exception) -> OSError:
+        # torch and safetensors have errors of their own for a file system that is full.
+        if isinstance(error, OSError):
+            return error
+        left = shutil.disk_usage(self.temporary.parent).free
+        return OSError(
+            errno.EIO,
+            f"cannot be written, {left:,} bytes are free there: {error}",
+            str(self.temporary),
+        )

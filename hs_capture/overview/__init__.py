@@ -1,0 +1,1 @@
+"""What is in a store, for people: a table, or a page with plots."""
