@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from harness.captures import status, wait_for
-from harness.client import generate, generate_concurrently
+from harness.client import generate
 from harness.compare import assert_exact
 from harness.launching import Zygote
 from harness.prompts import prompt
@@ -47,21 +49,18 @@ def test_a_prefill_server_captures(
     ]
     alone = {f"alone-{length}": prompt(length, length) for length in (1, 16, 17, 70)}
     at_once = {f"at-once-{i}": prompt(100 + i, 5 + 7 * i) for i in range(8)}
-    rooms = iter(range(1000))
-    with serve(zygote, ServerConfig(model, _settings(dump_dir), arguments=arguments)) as server:
-        for rid, tokens in alone.items():
-            answer = generate(
-                server.url,
-                tokens,
-                rid,
-                bootstrap_host=NO_DECODE_SERVER,
-                bootstrap_room=next(rooms),
-            )
-            assert answer["meta_info"]["finish_reason"]["type"] == "length"
-        generate_concurrently(
-            server.url, at_once.items(), at_once=8, bootstrap_host=NO_DECODE_SERVER
-        )
     prompts = alone | at_once
+    # Each request has a room of its own in which the servers of a pair would meet.
+    rooms = {rid: room for room, rid in enumerate(prompts)}
+    with serve(zygote, ServerConfig(model, _settings(dump_dir), arguments=arguments)) as server:
+
+        def send(rid: str) -> dict[str, Any]:
+            where = {"bootstrap_host": NO_DECODE_SERVER, "bootstrap_room": rooms[rid]}
+            return generate(server.url, prompts[rid], rid, **where)
+
+        with ThreadPoolExecutor(len(at_once)) as pool:
+            answers = [*map(send, alone), *pool.map(send, at_once)]
+    assert {answer["meta_info"]["finish_reason"]["type"] for answer in answers} == {"length"}
     store = wait_for(dump_dir, prompts)
     assert len(store) == len(prompts)
     for rid, tokens in prompts.items():

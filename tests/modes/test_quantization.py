@@ -24,8 +24,7 @@ def tapped(
 ) -> Iterator[Tapped]:
     """A server that quantises linear layers to float8 while it loads them.
 
-    For experts in float8 SGLang has no kernel that runs on a CPU; they stay in bfloat16, and so
-    does the layer that the attention takes apart.
+    The experts stay in bfloat16, and so does the layer that the attention takes apart.
     """
     model = build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", torch_dtype="bfloat16")
     folder = tmp_path_factory.mktemp("tap")

@@ -3,7 +3,9 @@
 The kernels that build trees of drafted tokens, and find their places in the cache, are made for
 CUDA; their Triton versions, which SGLang has for other hardware, run in Triton's interpreter.
 DFLASH is refused on a CPU, though it has ways to do without a GPU: it is told that it may run.
-Streams of work there are none, and so nothing that must wait for another.
+Streams of work there are none, and so nothing that must wait for another. And SGLang gives a
+drafter its embeddings in bfloat16 whatever it computes in: they stay in float32, in which the
+target can be compared with transformers.
 """
 
 from __future__ import annotations
@@ -21,6 +23,14 @@ def nothing_to_wait_for(*arguments: object) -> None:
 
 torch.cuda.synchronize = nothing_to_wait_for
 torch.Tensor.record_stream = nothing_to_wait_for
+
+
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor."""
+    return tensor
+
+
+torch.Tensor.bfloat16 = as_it_is
 
 
 class WillingPlatform:
