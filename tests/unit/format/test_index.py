@@ -24,6 +24,8 @@ ENTRY = IndexEntry(
     raw_bytes=1000,
     stored_bytes=700,
     published=1001.5,
+    weights_version=2,
+    lora="tuned",
 )
 LOST = IndexEntry(8, None, "s", 4, 0, False, "dropped", ((0, 4),), 0, 0, 1002.0)
 
@@ -51,7 +53,15 @@ def test_a_line_is_plain_json(path: Path) -> None:
         "raw_bytes": 1000,
         "stored_bytes": 700,
         "published": 1001.5,
+        "weights_version": 2,
+        "lora": "tuned",
     }
+
+
+def test_a_line_of_an_earlier_release_is_of_the_first_weights_without_an_adapter() -> None:
+    fields = json.loads(append_line(LOST))
+    del fields["weights_version"], fields["lora"]
+    assert IndexEntry.from_json(json.dumps(fields).encode(), "line") == LOST
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
