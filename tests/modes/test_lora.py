@@ -71,7 +71,11 @@ def tuned(model: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) 
 def server(
     serve: Serve, zygote: Zygote, model: Path, adapter: Path, dump_dir: Path
 ) -> Iterator[Server]:
-    environment = {"SGLANG_HS_DUMP_DIR": str(dump_dir), "SGLANG_HS_BUFFER": "16M"}
+    environment = {
+        "SGLANG_HS_DUMP_DIR": str(dump_dir),
+        "SGLANG_HS_BUFFER": "16M",
+        "HS_TEST_STAND_INS": "lora",
+    }
     arguments = (
         *("--enable-lora", "--lora-paths", f"tuned={adapter}", "--lora-backend", "torch_native"),
         *("--max-lora-rank", str(RANK), "--lora-target-modules", TARGET),

@@ -25,6 +25,8 @@ ENTRY = IndexEntry(
     stored_bytes=700,
     published=1001.5,
     key=3,
+    weights_version=2,
+    lora="tuned",
 )
 LOST = IndexEntry(8, None, "s", 4, 0, False, "dropped", ((0, 4),), 0, 0, 1002.0)
 
@@ -53,13 +55,17 @@ def test_a_line_is_plain_json(path: Path) -> None:
         "stored_bytes": 700,
         "published": 1001.5,
         "key": 3,
+        "weights_version": 2,
+        "lora": "tuned",
     }
 
 
-def test_a_line_of_an_older_release_has_no_key() -> None:
-    line = {**json.loads(append_line(ENTRY)), "sequence": 8}
-    del line["key"]
-    assert IndexEntry.from_json(json.dumps(line).encode(), "line").key is None
+def test_a_line_of_an_earlier_release_has_no_key_and_is_of_the_first_weights() -> None:
+    fields = json.loads(append_line(LOST))
+    del fields["key"], fields["weights_version"], fields["lora"]
+    entry = IndexEntry.from_json(json.dumps(fields).encode(), "line")
+    assert entry == LOST
+    assert (entry.key, entry.weights_version, entry.lora) == (None, 0, None)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
