@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from hs_capture.errors import ConfigError
-from hs_capture.format.index import IndexEntry
+from hs_capture.errors import ConfigError, FormatError
+from hs_capture.format.catalog import describe
 from hs_capture.packed import PackedRuns, PackedStrings
 from hs_capture.samples import Sample
 from hs_capture.selection import select
@@ -89,7 +89,6 @@ class HiddenStatesDataset(Dataset[Item]):
         self._catalog_of = np.asarray([numbers[id(catalog)] for catalog, _ in found], np.int32)
         self._files = PackedStrings(str(entry.file) for _, entry in found)
         self._rids = PackedStrings(entry.rid for _, entry in found)
-        self._sequences = np.asarray([entry.sequence for _, entry in found], np.int64)
         self.lengths = np.asarray([entry.num_tokens for _, entry in found], np.int64)
         """T of each sample, int64: for batches of like length, without reading any."""
 
@@ -117,24 +116,21 @@ class HiddenStatesDataset(Dataset[Item]):
         return self._rids[index] if self._ids is None else self._ids[index]
 
     def capture(self, index: int) -> Capture:
-        """The capture of a sample."""
+        """The capture of a sample, as its own file describes it.
+
+        Raises `FormatError` when another file is there than the one that was opened.
+        """
         index = self._checked(index)
-        tokens = int(self.lengths[index])
-        file = self._files[index]
-        entry = IndexEntry(
-            sequence=int(self._sequences[index]),
-            file=file,
-            rid=self._rids[index],
-            num_tokens=tokens,
-            rows=tokens,
-            complete=True,
-            incomplete_reason=None,
-            missing=(),
-            raw_bytes=0,
-            stored_bytes=0,
-            published=0.0,
-        )
         directory, run = self._catalogs[self._catalog_of[index]]
+        file = self._files[index]
+        entry = describe(directory, file)
+        expected = (self._rids[index], int(self.lengths[index]), True)
+        if (entry.rid, entry.num_tokens, entry.complete) != expected:
+            raise FormatError(
+                f"{directory / file}: rid, tokens and completeness are "
+                f"{(entry.rid, entry.num_tokens, entry.complete)!r}, and were {expected!r} when "
+                "the dataset was opened; open it again"
+            )
         return Capture(directory / file, entry, run)
 
     def _loss_mask(self, index: int) -> torch.Tensor:

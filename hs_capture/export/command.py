@@ -75,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(parsed: argparse.Namespace) -> int:
     """Export, say what was done, and return the exit code."""
+    import torch
+
     from hs_capture.errors import HsCaptureError
     from hs_capture.export.formats import format_named
     from hs_capture.export.plan import Wish, make_plan
@@ -82,6 +84,8 @@ def run_command(parsed: argparse.Namespace) -> int:
     from hs_capture.export.run import run
     from hs_capture.store import open_store
 
+    # A sample is copied, not computed: more threads would only wait for each other.
+    torch.set_num_threads(1)
     try:
         wish = Wish(parsed.layers, parsed.final, parsed.rids)
         plan = make_plan(open_store(parsed.store), format_named(parsed.format), wish)

@@ -105,10 +105,7 @@ def read(
     def run(script: str, trainer: str, *arguments: object) -> Any:
         answer = tmp_path_factory.mktemp("answer") / "answer.pt"
         settings = {"export": str(exported(trainer)), "max_length": MAX_LENGTH}
-        command = [
-            *(environment(trainer), "-W", "error::UserWarning:speculators"),
-            *(READERS / script, json.dumps(settings), answer, *arguments),
-        ]
+        command = [environment(trainer), READERS / script, json.dumps(settings), answer, *arguments]
         offline = {"HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [str(part) for part in command],

@@ -97,6 +97,14 @@ def test_opening_reads_no_capture_file(tmp_path: Path) -> None:
     assert len(dataset[3]["input_ids"]) == 6
 
 
+def test_another_file_in_the_place_of_a_sample_is_noticed(tmp_path: Path) -> None:
+    dataset = HiddenStatesDataset(write_store(tmp_path), final="pre_norm")
+    store = open_store(tmp_path)
+    store["r1"].path.replace(store["r0"].path)
+    with pytest.raises(FormatError, match=r"are \('r1', 7, True\), and were \('r0', 5, True\)"):
+        dataset[0]
+
+
 def test_pickled_it_is_the_same_and_small(tmp_path: Path) -> None:
     dataset = HiddenStatesDataset(write_store(tmp_path, (1,) * 100), final="post_norm")
     pickled = pickle.dumps(dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,38 @@ def test_a_broken_line_in_the_middle_is_named(path: Path, line: bytes, message: 
     with pytest.raises(FormatError) as caught:
         read_index(path)
     assert str(caught.value).startswith(f"{path}: {message}")
+
+
+COMPLETE = IndexEntry(9, "000000/x.hsc", "r", 4, 4, True, None, (), 100, 70, 1003.0)
+
+
+def what_comes_of(read: Callable[[], list[IndexEntry]]) -> list[IndexEntry] | str:
+    """The entries, or the message of the refusal."""
+    try:
+        return read()
+    except FormatError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({}, False),
+        ({"a_later_key": 1}, False),
+        ({"published": 1003}, False),
+        ({"rows": True}, True),
+        ({"rid": None}, True),
+        ({"missing": [[0]]}, True),
+        ({"complete": 1}, True),
+    ],
+)
+def test_lines_of_complete_captures_are_checked_like_any_other(
+    path: Path, changes: dict[str, object], refused: bool
+) -> None:
+    """They are read by a shorter way, which must not let through what the longer one refuses."""
+    line = json.dumps({**json.loads(append_line(COMPLETE)), **changes}).encode()
+    path.write_bytes(line + b"\n")
+    found = what_comes_of(lambda: read_index(path))
+    assert found == what_comes_of(lambda: [IndexEntry.from_json(line, f"{path}: line 1")])
+    assert isinstance(found, str) == refused
+    assert refused or found == [COMPLETE]
