@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import hs_capture
+from hs_capture import arguments
+from hs_capture.extract import drain_command
 
 if TYPE_CHECKING:
     from hs_capture.verify.report import Report
@@ -21,7 +22,10 @@ Tell whether hidden states are captured and whether the files are right.
 Exit code 0: fired and sound; 1: attached, nothing captured yet; 2: not attached;
 3: captures damaged; 4: wrong usage."""
 
-_COMMANDS = {"verify": "did the hook fire, and are the files right?"}
+_COMMANDS = {
+    "verify": "did the hook fire, and are the files right?",
+    "drain": drain_command.SUMMARY,
+}
 """What the commands do, by name."""
 
 
@@ -63,6 +67,7 @@ def _parser(program: str | None) -> _Parser:
     parser.add_argument_group("commands", listed)
     commands = parser.add_subparsers(prog=parser.prog, help=argparse.SUPPRESS)
     _add_verify(commands, program)
+    drain_command.add_arguments(commands.add_parser("drain"))
     return parser
 
 
@@ -75,14 +80,14 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser], program: str | No
     )
     verify.add_argument(
         "--dump-dir",
-        type=_path,
+        type=arguments.path,
         metavar="DIR",
         help="the directory of the captures, or of one run (default: $SGLANG_HS_DUMP_DIR)",
     )
     amount = verify.add_mutually_exclusive_group()
     amount.add_argument(
         "--sample",
-        type=_count,
+        type=arguments.count,
         default=32,
         metavar="N",
         help="read the newest N captures of each run (default: 32)",
@@ -90,18 +95,6 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser], program: str | No
     amount.add_argument("--all", action="store_true", help="read all captures")
     verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.set_defaults(run=_verify)
-
-
-def _path(text: str) -> Path:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the path is empty")
-    return Path(text).absolute()
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) < 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
 
 
 def _verify(parsed: argparse.Namespace) -> int:

@@ -1,0 +1,106 @@
+"""samples.jsonl: which sample of a training set each capture of a store belongs to.
+
+One line a sample, appended when its capture is in the store. A line counts once its line end is
+written; what follows the last line end is a line that was never finished. A capture file cannot
+say this itself: the server that wrote it knew neither the sample nor its loss mask.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hs_capture.errors import FormatError
+from hs_capture.format.record import Record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SAMPLES_FILE = "samples.jsonl"
+
+Runs = tuple[tuple[int, int], ...]
+"""The tokens that a loss mask selects, as ascending [start, stop) pairs that do not touch."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample: `number` is its place in the input, from 0, `id` its name there."""
+
+    number: int
+    id: str
+    rid: str
+    loss_mask: Runs
+
+    def mask(self, tokens: int) -> NDArray[np.int64]:
+        """The loss mask of a prompt of `tokens` tokens, int64 [tokens] of zeros and ones.
+
+        Raises `FormatError` when it selects a token that the prompt does not have.
+        """
+        if self.loss_mask and self.loss_mask[-1][1] > tokens:
+            raise FormatError(
+                f"sample {self.number} (rid {self.rid!r}): its loss mask selects token "
+                f"{self.loss_mask[-1][1] - 1} of {tokens}"
+            )
+        mask = np.zeros(tokens, np.int64)
+        for start, stop in self.loss_mask:
+            mask[start:stop] = 1
+        return mask
+
+
+@dataclass(frozen=True)
+class _Line(Record):
+    id: str
+    sample: int
+    rid: str
+    loss_mask: Runs
+
+
+def runs_of(mask: Sequence[int] | NDArray[Any]) -> Runs:
+    """The runs of nonzero elements of a loss mask [tokens]."""
+    chosen = np.asarray(mask).astype(bool).astype(np.int8)
+    edges = np.flatnonzero(np.diff(chosen, prepend=0, append=0)).tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+
+def append_line(sample: Sample) -> bytes:
+    """The line for `sample`, to be appended in one write."""
+    line = _Line(sample.id, sample.number, sample.rid, sample.loss_mask)
+    return line.to_json() + b"\n"
+
+
+def read_samples(folder: str | os.PathLike[str]) -> dict[str, Sample] | None:
+    """The samples of the store at `folder` by rid, in the order of the file.
+
+    None where there is no samples.jsonl. Of two lines with one rid the later holds. An unfinished
+    last line is passed over; a finished line that is broken raises `FormatError` with its number.
+    """
+    path = Path(folder) / SAMPLES_FILE
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    samples: dict[str, Sample] = {}
+    with file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                sample = _sample(line, f"{path}: line {number}")
+                samples[sample.rid] = sample
+    return samples
+
+
+def _sample(data: bytes, place: str) -> Sample:
+    line = _Line.from_json(data, place)
+    bounds = [0, *(edge for run in line.loss_mask for edge in run)]
+    ascending = all(start < stop for start, stop in line.loss_mask)
+    if line.sample < 0 or not ascending or any(a > b for a, b in pairwise(bounds)):
+        raise FormatError(
+            f"{place}: sample {line.sample} with loss mask {line.loss_mask!r}: expected a number "
+            "of 0 or more, and ascending [start, stop) pairs"
+        )
+    return Sample(line.sample, line.id, line.rid, line.loss_mask)
