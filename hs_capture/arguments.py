@@ -37,3 +37,18 @@ def positive(text: str) -> float:
     if not 0 < value < 1e18:
         raise ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
+
+
+def natural(text: str) -> int:
+    """A whole number of 0 or more."""
+    if not text.isdecimal() or int(text) >= 10**9:
+        raise ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def shard(text: str) -> tuple[int, int]:
+    """A turn and a number of turns, as in 0/8 to 7/8."""
+    turn, _, of = text.partition("/")
+    if not (turn.isdecimal() and of.isdecimal() and int(turn) < int(of)):
+        raise ArgumentTypeError(f"{text!r} is not a shard such as 0/8, the first of eight")
+    return int(turn), int(of)
