@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import hs_capture
 from hs_capture import arguments
 from hs_capture.extract import command as extract
-from hs_capture.extract import drain_command
+from hs_capture.extract import drain_command, estimate_command
 
 if TYPE_CHECKING:
     from hs_capture.verify.report import Report
@@ -25,6 +25,7 @@ Exit code 0: fired and sound; 1: attached, nothing captured yet; 2: not attached
 
 _COMMANDS = {
     "verify": "did the hook fire, and are the files right?",
+    "estimate": estimate_command.SUMMARY,
     "extract": extract.SUMMARY,
     "drain": drain_command.SUMMARY,
 }
@@ -69,6 +70,7 @@ def _parser(program: str | None) -> _Parser:
     parser.add_argument_group("commands", listed)
     commands = parser.add_subparsers(prog=parser.prog, help=argparse.SUPPRESS)
     _add_verify(commands, program)
+    estimate_command.add_arguments(commands.add_parser("estimate"))
     extract.add_arguments(commands.add_parser("extract"))
     drain_command.add_arguments(commands.add_parser("drain"))
     return parser

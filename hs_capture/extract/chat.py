@@ -9,6 +9,7 @@ import xxhash
 
 from hs_capture.errors import ConfigError
 from hs_capture.extract.samples import RowError
+from hs_capture.samples import runs_of
 
 _FILES = ("tokenizer*", "*.jinja", "*.tiktoken", "*.model", "vocab*", "merges*", "*tokens*.json")
 
@@ -64,7 +65,15 @@ class ChatTokenizer:
             found = self._tokenizer.apply_chat_template(
                 messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
             )
-            return list(found["input_ids"]), list(found["assistant_masks"])
+            ids, mask = list(found["input_ids"]), list(found["assistant_masks"])
+            # transformers marks all up to the end when an answer's last character has no token.
+            answers = sum(message["role"] == "assistant" for message in messages)
+            if len(runs_of(mask)) < answers:
+                raise RowError(
+                    f"the chat template marks {len(runs_of(mask))} of {answers} answers; "
+                    "give input_ids and loss_mask"
+                )
+            return ids, mask
         ids = self._tokens(messages)
         mask = [0] * len(ids)
         for position, message in enumerate(messages):

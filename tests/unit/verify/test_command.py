@@ -50,7 +50,7 @@ def test_the_module_and_the_command_are_the_same(new_run: NewRun, dump: Path) ->
         assert done.stdout.splitlines()[-1].startswith("fired: ")
 
 
-COMMANDS = ["verify", "drain"]
+COMMANDS = ["verify", "estimate", "extract", "drain"]
 
 
 @pytest.mark.parametrize(
