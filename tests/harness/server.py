@@ -45,6 +45,7 @@ class ServerConfig:
         dtype: what SGLang computes in.
         arguments: more arguments for SGLang.
         mounts: commands to run first in a private mount namespace.
+        port: where to serve; None is a free one. A server that comes back needs the same.
     """
 
     model: Path
@@ -53,6 +54,7 @@ class ServerConfig:
     dtype: str = "float32"
     arguments: Sequence[str] = ()
     mounts: Mounts = ()
+    port: int | None = None
 
     def command_line(self, port: int) -> list[str]:
         """Return the arguments of ``sglang.launch_server``."""
@@ -78,7 +80,7 @@ class Server:
     def __init__(self, launcher: Launcher, config: ServerConfig, log: Path) -> None:
         self.config = config
         self.log_path = log
-        self.port = _free_port()
+        self.port = config.port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.mark = f"{processes.RUN}.{uuid.uuid4().hex}"
         environment = host_environment({**config.environment, processes.MARK: self.mark})
