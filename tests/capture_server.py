@@ -109,8 +109,9 @@ class CaptureServer:
         dtype: str = "float32",
         reserve: int = 0,
         late_planes: bool = False,
+        run_id: str = RUN.run_id,
     ) -> None:
-        run = replace(RUN, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS)
+        run = replace(RUN, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS, run_id=run_id)
         self.dump = dump
         self.run_dir = write_run(dump, run)
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -121,7 +122,12 @@ class CaptureServer:
         names = [*map(layer_stream, LAYERS), "final.pre_norm"]
         self.streams = tuple(StreamSpec(name, dtype, HIDDEN) for name in names)
         metadata = replace(
-            METADATA, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS, final=("pre_norm",)
+            METADATA,
+            hidden_size=HIDDEN,
+            dtype=dtype,
+            layer_ids=LAYERS,
+            final=("pre_norm",),
+            run_id=run_id,
         )
         self.mark = secrets.token_hex(8)
         self.config = WriterConfig(

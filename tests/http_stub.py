@@ -1,12 +1,13 @@
 """SGLang's HTTP interface before a real ring and a real writer, without a model.
 
-`python http_stub.py DUMP_DIR` prints its port, and serves until its standard input ends.
+`python http_stub.py DUMP_DIR [PORT]` prints its port, and serves until its standard input ends.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,8 +25,8 @@ class Stub(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, server: CaptureServer) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, server: CaptureServer, port: int) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.server = server
         self.keys = itertools.count()
         self.lock = threading.Lock()
@@ -64,10 +65,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def main(dump_dir: Path) -> None:
-    """Serve until the standard input ends."""
-    with CaptureServer(dump_dir, dtype="bfloat16") as server:
-        stub = Stub(server)
+def main(dump_dir: Path, port: int = 0) -> None:
+    """Serve until the standard input ends; port 0 is a free one."""
+    with CaptureServer(dump_dir, dtype="bfloat16", run_id=f"run-{os.getpid()}") as server:
+        stub = Stub(server, port)
         threading.Thread(target=stub.serve_forever, daemon=True).start()
         print(stub.server_port, flush=True)
         sys.stdin.read()
@@ -75,4 +76,4 @@ def main(dump_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

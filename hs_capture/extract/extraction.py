@@ -112,7 +112,8 @@ class Extraction:
             self._do(server, prompt)
         except ServerGoneError as error:
             self.prompts.give_back(prompt)
-            server.part()
+            if server.part():
+                self._say(f"waiting for {server.name} to come back: {error}")
             self._wait_for(server, error)
             return
         except (_UnfitError, RowError) as error:
@@ -195,7 +196,6 @@ class Extraction:
 
     def _wait_for(self, server: Server, error: ServerGoneError) -> None:
         """Wait until somebody answers again, or the session ends."""
-        self._say(f"waiting for {server.name}: {error}")
         deadline = time.monotonic() + self._effort.server_seconds
         pause = _FIRST_PAUSE
         while not self._stop.wait(pause) and not server.answers():

@@ -62,10 +62,15 @@ class Server:
                 self._run = run
             return self._run
 
-    def part(self) -> None:
-        """The server was lost: the next one at this address may be another."""
+    def part(self) -> bool:
+        """The server was lost: the next one at this address may be another.
+
+        Returns whether this is news.
+        """
         with self._lock:
+            news = self._run is not None
             self._run = None
+            return news
 
     def answers(self) -> bool:
         """Whether somebody answers at the address."""
