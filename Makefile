@@ -23,7 +23,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find hs_capture sitecustomiz
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/pytest
 
-.PHONY: help setup lint unit startup lowest contract e2e modes oldest trainers readers test matrix demo bench-startup clean
+.PHONY: help setup lint unit startup lowest contract e2e modes oldest trainers readers test matrix demo bench-extract bench-startup clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -107,6 +107,9 @@ matrix: $(WHEEL)  ## Run every supported SGLang, and write docs/compatibility.md
 
 demo: $(WHEEL)  ## Capture from a real server on the CPU and compare with transformers (KEEP=folder keeps it)
 	PYTHONPATH=tests $(BIN)/python tests/demo.py $(if $(KEEP),--keep "$(KEEP)")
+
+bench-extract: $(WHEEL)  ## The memory of extract over 100,000 samples (half an hour)
+	PYTHONPATH=tests $(BIN)/python benchmarks/extract_memory.py
 
 bench-startup: $(WHEEL)  ## What the plugin adds to the start of an interpreter
 	$(BIN)/python benchmarks/startup.py

@@ -11,6 +11,8 @@ import hs_capture
 from hs_capture import arguments
 from hs_capture.drafter import command as drafter
 from hs_capture.export import command as export
+from hs_capture.extract import command as extract
+from hs_capture.extract import drain_command, estimate_command
 from hs_capture.overview import command as overview
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ Exit code 0: fired and sound; 1: attached, nothing captured yet; 2: not attached
 
 _COMMANDS = {
     "verify": "did the hook fire, and are the files right?",
+    "estimate": estimate_command.SUMMARY,
+    "extract": extract.SUMMARY,
+    "drain": drain_command.SUMMARY,
     "export": export.SUMMARY,
     "check-drafter": drafter.SUMMARY,
     "inspect": overview.SUMMARY,
@@ -71,6 +76,9 @@ def _parser(program: str | None) -> _Parser:
     parser.add_argument_group("commands", listed)
     commands = parser.add_subparsers(prog=parser.prog, help=argparse.SUPPRESS)
     _add_verify(commands, program)
+    estimate_command.add_arguments(commands.add_parser("estimate"))
+    extract.add_arguments(commands.add_parser("extract"))
+    drain_command.add_arguments(commands.add_parser("drain"))
     export.add_arguments(commands.add_parser("export"))
     drafter.add_arguments(commands.add_parser("check-drafter"))
     overview.add_arguments(commands.add_parser("inspect"))

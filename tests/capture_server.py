@@ -124,7 +124,12 @@ class CaptureServer:
         names = [*map(layer_stream, LAYERS), "final.pre_norm"]
         self.streams = tuple(StreamSpec(name, dtype, HIDDEN) for name in names)
         metadata = replace(
-            METADATA, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS, final=("pre_norm",)
+            METADATA,
+            hidden_size=HIDDEN,
+            dtype=dtype,
+            layer_ids=LAYERS,
+            final=("pre_norm",),
+            run_id=run_id,
         )
         self.mark = secrets.token_hex(8)
         self.config = WriterConfig(

@@ -10,6 +10,7 @@ from typing import Any
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import PROCESS_MARKS
 from hs_capture.settings import DUMP_DIR, Settings, dump_dir_of
+from hs_capture.soundness import Examined, examine, newest_files
 from hs_capture.verify.activity import (
     look_at_attachment,
     look_at_captures,
@@ -23,7 +24,6 @@ from hs_capture.verify.processes import find_servers
 from hs_capture.verify.report import Check, Report, Verdict, count_text, size_text
 from hs_capture.verify.runs import RUN_FILE, Evidence, Run, read_evidence
 from hs_capture.verify.servers import look_at_server, look_at_sglang
-from hs_capture.verify.soundness import Examined, examine, newest_files
 
 NAMED_FILES = 10
 """So many damaged captures of a run are named; more would hide the rest of the report."""

@@ -50,6 +50,11 @@ class Reference:
         """The weight of the final norm, float32 [hidden size]."""
         return self._model.model.norm.weight.detach()
 
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The weight of the language-model head, float32 [vocabulary, hidden size]."""
+        return self._model.lm_head.weight.detach()
+
     def states(self, prompt: Sequence[int]) -> States:
         """Return the states of every token of ``prompt``."""
         key = tuple(prompt)

@@ -46,6 +46,7 @@ class ServerConfig:
         arguments: more arguments for SGLang.
         warmup: whether SGLang sends itself a request when it has started.
         mounts: commands to run first in a private mount namespace.
+        port: where to serve; None is a free one. A server that comes back needs the same.
     """
 
     model: Path
@@ -55,6 +56,7 @@ class ServerConfig:
     arguments: Sequence[str] = ()
     warmup: bool = False
     mounts: Mounts = ()
+    port: int | None = None
 
     def command_line(self, port: int) -> list[str]:
         """Return the arguments of ``sglang.launch_server``."""
@@ -82,7 +84,7 @@ class Server:
     def __init__(self, launcher: Launcher, config: ServerConfig, log: Path) -> None:
         self.config = config
         self.log_path = log
-        self.port = _free_port()
+        self.port = config.port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.mark = f"{processes.RUN}.{uuid.uuid4().hex}"
         environment = host_environment({**config.environment, processes.MARK: self.mark})

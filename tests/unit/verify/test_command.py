@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,6 +50,9 @@ def test_the_module_and_the_command_are_the_same(new_run: NewRun, dump: Path) ->
         assert done.stdout.splitlines()[-1].startswith("fired: ")
 
 
+COMMANDS = ["verify", "estimate", "extract", "drain", "export", "check-drafter", "inspect"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -75,8 +77,11 @@ def test_wrong_usage_is_4_so_that_it_is_no_verdict(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "hs-capture: give a command: verify, "),
-        (["nonsense"], "hs-capture: argument {verify,"),
+        ([], f"hs-capture: give a command: {', '.join(COMMANDS)}"),
+        (
+            ["nonsense"],
+            f"hs-capture: argument {{{','.join(COMMANDS)}}}: invalid choice: 'nonsense'",
+        ),
     ],
 )
 def test_a_missing_or_unknown_command_is_answered_with_the_commands(
@@ -85,8 +90,7 @@ def test_a_missing_or_unknown_command_is_answered_with_the_commands(
     with pytest.raises(SystemExit):
         main(arguments)
     usage, last = capsys.readouterr().err.splitlines()
-    assert usage.startswith("usage: hs-capture [-h] [--version] {verify,")
-    assert usage.endswith("} ...")
+    assert usage == f"usage: hs-capture [-h] [--version] {{{','.join(COMMANDS)}}} ..."
     assert last.startswith(message)
 
 
@@ -97,9 +101,9 @@ def test_the_help_lists_every_command_under_one_heading(
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    listed = text.split("\n\ncommands:\n")[1].split("\n\n")[0].splitlines()
-    assert re.fullmatch(r"  verify +did the hook fire, and are the files right\?", listed[0])
-    assert {"export", "check-drafter", "inspect"} <= {line.split()[0] for line in listed}
+    heading, *lines = text.split("\n\n")[-2].splitlines()
+    assert heading == "commands:"
+    assert [line.split()[0] for line in lines] == COMMANDS
     assert "positional" not in text
 
 

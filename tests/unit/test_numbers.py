@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hs_capture.format.codec import dtype_of
-from hs_capture.verify.numbers import any_nonzero, count_not_finite
+from hs_capture.numbers import any_nonzero, count_not_finite
 
 SMALL = [
     "bfloat16",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capture_files import METADATA, states, write_container
 from hs_capture.format.container import ContainerReader
-from hs_capture.verify.soundness import Examined, examine, newest_files
+from hs_capture.soundness import Examined, examine, newest_files
 
 TOKENS = 7
 Streams = dict[str, tuple[str, NDArray[Any]]]

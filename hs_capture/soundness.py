@@ -13,7 +13,7 @@ from hs_capture.format.container import ContainerReader
 from hs_capture.format.footer import Stream
 from hs_capture.format.metadata import INPUT_IDS, CaptureMetadata, layer_stream
 from hs_capture.intervals import subtract
-from hs_capture.verify.numbers import any_nonzero, count_not_finite
+from hs_capture.numbers import any_nonzero, count_not_finite
 
 
 @dataclass(frozen=True)

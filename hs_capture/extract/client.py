@@ -1,0 +1,101 @@
+"""Requests to SGLang's HTTP server, and what their failures mean."""
+
+from __future__ import annotations
+
+import http.client
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from hs_capture.errors import ConfigError, HsCaptureError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_NOT_READY = (502, 503, 504)
+
+
+class ServerGoneError(HsCaptureError):
+    """Nobody answers at the address, or the connection broke: the server may come back."""
+
+
+class RefusedError(HsCaptureError):
+    """The server does not take this request, and will not take it the next time."""
+
+
+class ServerError(HsCaptureError):
+    """The server failed at this request; another time it may not."""
+
+
+class Client:
+    """The server at one address. May be used by several threads at once."""
+
+    def __init__(self, url: str, timeout: float = 600.0) -> None:
+        """`timeout` is the longest silence of the server in seconds."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"server {url!r}: expected an address such as http://127.0.0.1:30000")
+        self.url = url.rstrip("/")
+        self._host, self._port, self._base = parts.hostname, parts.port, parts.path.rstrip("/")
+        secure = parts.scheme == "https"
+        self._connection: type[http.client.HTTPConnection] = (
+            http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        )
+        self._timeout = timeout
+
+    def prefill(self, input_ids: NDArray[np.int64], rid: str) -> None:
+        """Have the server compute a prompt, all of it: `extra_key` keeps its prefix cache out.
+
+        Raises `ServerGoneError`, `RefusedError` or `ServerError`.
+        """
+        self._ask(
+            "POST",
+            "/generate",
+            {
+                "input_ids": input_ids.tolist(),
+                "rid": rid,
+                "extra_key": rid,
+                "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+            },
+        )
+
+    def require_answer(self) -> None:
+        """Return if the server answers; `ServerGoneError` if it does not."""
+        try:
+            self._ask("GET", "/model_info", None)
+        except (RefusedError, ServerError):
+            # Whatever it says, somebody is there.
+            return
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
+        connection = self._connection(self._host, self._port, timeout=self._timeout)
+        data = None if body is None else orjson.dumps(body)
+        try:
+            connection.request(
+                method, self._base + path, data, {"Content-Type": "application/json"}
+            )
+            response = connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerGoneError(f"{self.url}: {str(error) or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if response.status == http.client.OK:
+            return answer
+        said = f"{self.url} answered {response.status}: {_message(answer)}"
+        if response.status in _NOT_READY:
+            raise ServerGoneError(said)
+        raise (RefusedError if response.status < 500 else ServerError)(said)
+
+
+def _message(answer: bytes) -> str:
+    """What the server says is wrong, on one line."""
+    try:
+        said = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        said = answer.decode(errors="replace")
+    while isinstance(said, dict) and ("error" in said or "message" in said):
+        said = said.get("error", said.get("message"))
+    return " ".join(str(said).split())[:500]

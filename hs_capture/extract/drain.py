@@ -1,0 +1,168 @@
+"""Move finished captures from where the server writes them to durable storage, while it runs."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
+from hs_capture.extract.output import OutputRun, Staged, remove_sources
+from hs_capture.format.catalog import RUN_FILE, SUFFIX
+
+BATCH = 64
+"""Captures that become durable together: each folder and the index is synced once for them."""
+
+POLL_SECONDS = 0.2
+
+
+@dataclass
+class Moved:
+    """What a drain has done so far. `lost` counts requests that the server has no file of."""
+
+    captures: int = 0
+    incomplete: int = 0
+    lost: int = 0
+    tokens: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    damaged: dict[Path, str] = field(default_factory=dict)
+    """Captures that stay where they are, and what is wrong with each."""
+
+
+class Drain:
+    """Moves the captures of all runs in a dump directory, or of one run."""
+
+    def __init__(
+        self,
+        source: Path,
+        output: Path,
+        workers: int = 4,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """`source` is a dump directory or one run in it; `output` is created when it is missing.
+
+        `say` is told of each capture that has to stay, once. Raises `ConfigError` when one of the
+        two directories lies in the other.
+        """
+        self.source, self.output = source, output
+        self.moved = Moved()
+        self._say = say
+        self._runs: dict[Path, OutputRun] = {}
+        self._workers = workers
+        refuse_nesting(source, output)
+
+    def drain(self) -> int:
+        """Move all captures that are finished now; returns how many were moved.
+
+        Raises `OSError` when the output cannot take them (full, read-only); everything that is
+        not there by then is still in the source. Damaged captures stay, and `moved` names them.
+        """
+        before = self.moved.captures
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="hs-capture-drain") as pool:
+            for path in run_folders(self.source):
+                run = self._run(path)
+                files = finished(path, self.moved.damaged)
+                while batch := list(islice(files, BATCH)):
+                    self._move(run, batch, pool)
+                self.moved.lost += run.carry_losses()
+        return self.moved.captures - before
+
+    def follow(self, after: Callable[[], None]) -> None:
+        """Drain again and again, until an exception such as KeyboardInterrupt ends it.
+
+        `after` is called after each round. A full output does not end it: the
+        captures wait where they are, and the server with them, until there is room.
+        """
+        full = False
+        while True:
+            try:
+                moved = self.drain()
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                if not full:
+                    self._say(f"{self.output}: no room is left; captures wait in {self.source}")
+                full, moved = True, 0
+            else:
+                full = False
+            after()
+            if not moved:
+                time.sleep(POLL_SECONDS)
+
+    def _run(self, path: Path) -> OutputRun:
+        if path not in self._runs:
+            self._runs[path] = OutputRun(path, self.output)
+        return self._runs[path]
+
+    def _move(self, run: OutputRun, files: list[Path], pool: ThreadPoolExecutor) -> None:
+        staged: list[Staged] = []
+        error: BaseException | None = None
+        # Every copy is waited for, also after an error: none may be left half-made.
+        for file, future in [(file, pool.submit(run.stage, file)) for file in files]:
+            failure = future.exception()
+            if failure is None:
+                staged.append(future.result())
+            elif isinstance(failure, FormatError):
+                self.moved.damaged[file] = str(failure)
+                self._say(f"left where it is: {failure}")
+            elif file.exists():
+                error = failure
+        try:
+            entries = run.commit(staged)
+        except BaseException:
+            for item in staged:
+                run.discard(item)
+            raise
+        remove_sources(staged)
+        for entry in entries:
+            self.moved.captures += 1
+            self.moved.incomplete += not entry.complete
+            self.moved.tokens += entry.rows
+            self.moved.raw_bytes += entry.raw_bytes
+            self.moved.stored_bytes += entry.stored_bytes
+        if error is not None:
+            raise error
+
+
+def run_folders(source: Path) -> list[Path]:
+    """The runs in a dump directory, or the one run that `source` is.
+
+    Raises `StoreNotFoundError` when there is no such directory.
+    """
+    if (source / RUN_FILE).is_file():
+        return [source]
+    try:
+        return sorted(path for path in source.iterdir() if (path / RUN_FILE).is_file())
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreNotFoundError(f"{source}: there is no such directory") from None
+
+
+def finished(run: Path, passed_over: dict[Path, str]) -> Iterator[Path]:
+    """The published captures in the folder of a run, in the order of their names."""
+    for folder in sorted(path for path in run.iterdir() if path.name.isdecimal()):
+        # Whoever else takes captures may take the folder, too.
+        with suppress(FileNotFoundError):
+            for file in sorted(folder.glob(f"*{SUFFIX}")):
+                if file not in passed_over:
+                    yield file
+
+
+def is_full(error: OSError) -> bool:
+    """Whether `error` says that a file system has no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def refuse_nesting(source: Path, output: Path) -> None:
+    """Raise `ConfigError` when one of the directories is the other or lies in it."""
+    one, other = source.resolve(), output.resolve()
+    if one == other or one in other.parents or other in one.parents:
+        raise ConfigError(
+            f"{output} and {source} lie in each other: captures have to go to another directory, "
+            "on durable storage"
+        )

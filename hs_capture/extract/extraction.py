@@ -1,0 +1,208 @@
+"""Capture every sample that the store lacks: threads that ask, wait, check and move."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from hs_capture.errors import ConfigError, FormatError, HsCaptureError
+from hs_capture.extract.arrivals import Arrival
+from hs_capture.extract.client import RefusedError, ServerError, ServerGoneError
+from hs_capture.extract.failures import HOPELESS, Failures
+from hs_capture.extract.judgement import problem_of
+from hs_capture.extract.ledger import Ledger, rid_of
+from hs_capture.extract.prompts import PromptQueue
+from hs_capture.extract.samples import Prompt, RowError, check_ids
+from hs_capture.extract.server import Server
+from hs_capture.format.run import RunInfo
+from hs_capture.samples import Sample
+
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 10.0
+"""Seconds between two attempts; each pause is twice the one before."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done for a sample. `capture_seconds` is the longest wait for a capture after
+    the answer, `server_seconds` the longest wait for a server that is gone."""
+
+    concurrency: int = 32
+    retries: int = 3
+    capture_seconds: float = 120.0
+    server_seconds: float = 1800.0
+    fail_fast: bool = False
+
+
+class _UnfitError(HsCaptureError):
+    """A sample could not be captured; the message says why."""
+
+
+class _EndedError(HsCaptureError):
+    """The session ends before this sample is done."""
+
+
+class Extraction:
+    """One session. `start` it, look at it, and `stop` it or wait until it has `ended`."""
+
+    def __init__(
+        self,
+        prompts: Iterator[Prompt],
+        servers: list[Server],
+        ledger: Ledger,
+        failures: Failures,
+        rids: tuple[str, int],
+        effort: Effort,
+        approve: Callable[[str, RunInfo], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """`rids` is the key of the store and the number of the session; `approve` raises for a run
+        that captures something else than the store holds."""
+        self.prompts = PromptQueue(prompts)
+        self.error: Exception | None = None
+        """What stopped the session, if something did."""
+        self._ledger, self._failures, self._effort = ledger, failures, effort
+        self._approve, self._say = approve, say
+        self._key, self._session = rids
+        self._attempts = itertools.count(1)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._work, args=(server,), name="extract", daemon=True)
+            for server in servers
+            for _ in range(effort.concurrency)
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, error: Exception | None = None) -> None:
+        """Begin nothing more; what is under way is finished or given up soon."""
+        with self._lock:
+            self.error = self.error or error
+        self._stop.set()
+        self.prompts.close()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long for the end; returns whether it has come."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                return False
+        return True
+
+    def _work(self, server: Server) -> None:
+        try:
+            while (prompt := self.prompts.take()) is not None:
+                self._settle(server, prompt)
+        except Exception as error:
+            # A full disk, a server that captures something else: no other sample fares better.
+            self.stop(error)
+
+    def _settle(self, server: Server, prompt: Prompt) -> None:
+        """See to it that a prompt is captured, has failed, or is left for another session."""
+        try:
+            self._do(server, prompt)
+        except ServerGoneError as error:
+            self.prompts.give_back(prompt)
+            if server.part():
+                self._say(f"waiting for {server.name} to come back: {error}")
+            self._wait_for(server, error)
+            return
+        except (_UnfitError, RowError) as error:
+            self._fail(prompt, str(error), tried=isinstance(error, _UnfitError))
+        except _EndedError:
+            pass
+        except BaseException:
+            self.prompts.done()
+            raise
+        self.prompts.done()
+
+    def _do(self, server: Server, prompt: Prompt) -> None:
+        run = server.meet(partial(self._approve, server.name))
+        check_ids(prompt, run.vocab_size)
+        if prompt.number in self._ledger.unclaimed and self._claim(prompt):
+            return
+        problem = "nothing was tried"
+        for attempt in range(self._effort.retries + 1):
+            if attempt:
+                self._stop.wait(min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE))
+            if self._stop.is_set():
+                raise _EndedError
+            rid = rid_of(self._key, prompt.number, self._session, next(self._attempts))
+            try:
+                arrival = server.capture(
+                    prompt.input_ids, rid, self._effort.capture_seconds, self._stop
+                )
+                found = self._move(arrival, prompt, rid)
+            except RefusedError as error:
+                raise _UnfitError(str(error)) from error
+            except (ServerError, FormatError) as error:
+                found = str(error)
+            finally:
+                server.arrivals.forget(rid)
+            if found is None:
+                self._failures.good()
+                return
+            problem = found
+        raise _UnfitError(problem)
+
+    def _move(self, arrival: Arrival | None, prompt: Prompt, rid: str) -> str | None:
+        """Move a capture into the store; returns what is wrong with it, if something is."""
+        if arrival is None:
+            if self._stop.is_set():
+                raise _EndedError
+            return f"no capture came within {self._effort.capture_seconds:g} s of the answer"
+        if arrival.path is None or not arrival.entry.complete:
+            if arrival.entry.incomplete_reason == "weights_changed":
+                raise ConfigError("the server's weights were changed: start the server again")
+            return f"the capture is incomplete: {arrival.entry.incomplete_reason}"
+        run, staged = self._ledger.stage(arrival.run, arrival.path)
+        try:
+            problem = problem_of(staged.part, prompt.input_ids)
+        except BaseException:
+            run.discard(staged)
+            raise
+        if problem is not None:
+            run.discard(staged)
+            return problem
+        self._ledger.enter(run, staged, Sample(prompt.number, prompt.id, rid, prompt.loss_mask))
+        return None
+
+    def _claim(self, prompt: Prompt) -> bool:
+        """Add the line of a capture that is in the store without one, if it is right."""
+        path, entry = self._ledger.unclaimed.pop(prompt.number)
+        if not entry.complete or problem_of(path, prompt.input_ids) is not None:
+            path.unlink()
+            return False
+        self._ledger.claim(entry, Sample(prompt.number, prompt.id, entry.rid, prompt.loss_mask))
+        return True
+
+    def _fail(self, prompt: Prompt, problem: str, *, tried: bool) -> None:
+        self._failures.add(prompt.number, prompt.place, problem, captured=tried)
+        if self._effort.fail_fast:
+            self.stop(_first(prompt.place, problem))
+        elif self._failures.in_a_row >= HOPELESS:
+            self.stop(
+                ConfigError(f"{HOPELESS} samples failed one after the other, the last: {problem}")
+            )
+
+    def _wait_for(self, server: Server, error: ServerGoneError) -> None:
+        """Wait until somebody answers again, or the session ends."""
+        deadline = time.monotonic() + self._effort.server_seconds
+        pause = _FIRST_PAUSE
+        while not self._stop.wait(pause) and not server.answers():
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            if time.monotonic() > deadline:
+                self.stop(error)
+
+
+def _first(place: str, problem: str) -> ConfigError:
+    return ConfigError(f"{place}: {problem} (--fail-fast)")

@@ -1,0 +1,237 @@
+"""The copy of a run in the output store: captures arrive there whole, checked, and once.
+
+In this order: a copy under a hidden name, made durable and checked; its final name; its line in
+the index; and only then the source is removed. Whatever is left of these steps after a crash is
+done again: a capture that has its final name already is recognised by its bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hs_capture.errors import ConfigError, FormatError
+from hs_capture.format.atomic import sync_folder, write_atomically
+from hs_capture.format.catalog import RUN_FILE, describe
+from hs_capture.format.container import ContainerReader
+from hs_capture.format.footer import TRAILER
+from hs_capture.format.index import IndexEntry, append_line, cut_torn_line
+from hs_capture.format.run import RunInfo
+from hs_capture.format.tail import IndexTail
+
+PART = ".part"
+_PIECE = 1 << 26
+"""Bytes that the kernel copies at a time; a signal is seen in between."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A capture that was copied and checked, and has no name in the output store yet."""
+
+    source: Path
+    part: Path
+    entry: IndexEntry
+
+
+class OutputRun:
+    """One run's folder in the output store. `stage` may be called from several threads at once."""
+
+    def __init__(self, source: Path, output: Path) -> None:
+        """Take up the run in the folder `source`, for the store at `output`.
+
+        The caller sees to it that nobody else moves captures of this run. Raises `ConfigError`
+        when the output store has another run of this name, `FormatError` for a damaged run.json,
+        `FileNotFoundError` for a missing one.
+        """
+        self.source = source
+        self.path = output / source.name
+        described = (source / RUN_FILE).read_bytes()
+        self.info = RunInfo.from_json(described, str(source / RUN_FILE))
+        make_folder(self.path, source)
+        self._describe(described)
+        for left_over in self.path.glob(f"*/.*{PART}"):
+            left_over.unlink(missing_ok=True)
+        self._index_path = self.path / f"index-{self.info.rank}.jsonl"
+        self._index_mode = _mode(source / RUN_FILE)
+        if self._index_path.exists():
+            cut_torn_line(self._index_path)
+        self._source_index = IndexTail(source / self._index_path.name)
+        self._told = {entry.sequence for entry in self._entries() if entry.file is None}
+
+    def stage(self, source: Path) -> Staged:
+        """Copy the capture at `source` to the output's file system and check the copy.
+
+        Raises `FormatError` for a damaged capture, `FileNotFoundError` for one that is gone,
+        another `OSError` when the copy cannot be made. Nothing is left behind then.
+        """
+        file = source.relative_to(self.source)
+        folder = self.path / file.parent
+        make_folder(folder, source.parent)
+        part = folder / f".{file.name}{PART}"
+        try:
+            _copy(source, part)
+            try:
+                check(part)
+                entry = describe(self.path, part.relative_to(self.path).as_posix())
+            except FormatError as error:
+                # The words should be of the file that is there to be looked at.
+                check(source)
+                raise FormatError(f"{source}: its copy was damaged on the way: {error}") from error
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        return Staged(source, part, replace(entry, file=file.as_posix()))
+
+    def discard(self, staged: Staged) -> None:
+        """Drop a copy that is not wanted; the source stays."""
+        staged.part.unlink(missing_ok=True)
+
+    def commit(self, staged: Sequence[Staged]) -> list[IndexEntry]:
+        """Give the copies their final names and index them; they are durable on return.
+
+        The sources stay; see `remove_sources`. To be called by one thread at a time. After an
+        `OSError` some of the captures may have their names; staging and committing all of them
+        again is right.
+        """
+        named = []
+        lines = []
+        for item in staged:
+            entry, there = self._name(item)
+            named.append(entry)
+            if not (there and self._is_indexed(str(entry.file))):
+                lines.append(entry)
+        for folder in {item.part.parent for item in staged}:
+            sync_folder(folder)
+        self._append(lines)
+        return named
+
+    def carry_losses(self) -> int:
+        """Tell the output's index of requests that the server gave up without a file.
+
+        Returns how many there were since this was last called.
+        """
+        lost = []
+        with suppress(FormatError):
+            # A broken line is verify's to report; it cannot name a file that is not there.
+            lost = [entry for entry in self._source_index.read() if entry.file is None]
+        new = [entry for entry in lost if entry.sequence not in self._told]
+        self._append(new)
+        self._told.update(entry.sequence for entry in new)
+        return len(new)
+
+    def _describe(self, described: bytes) -> None:
+        there = self.path / RUN_FILE
+        try:
+            if there.read_bytes() != described:
+                raise ConfigError(
+                    f"{there} is of another run than {self.source / RUN_FILE}, and both have the "
+                    "same name: give another output directory"
+                )
+        except FileNotFoundError:
+            write_atomically(there, described, _mode(self.source / RUN_FILE), durable=True)
+
+    def _name(self, item: Staged) -> tuple[IndexEntry, bool]:
+        """Publish one copy; tell its entry, and whether it had been published before.
+
+        A name that another capture has was given twice by the server, whose writer died.
+        """
+        wanted = Path(str(item.entry.file))
+        file, number = wanted, 0
+        while (self.path / file).exists():
+            if _same(self.path / file, item.part):
+                item.part.replace(self.path / file)
+                return replace(item.entry, file=file.as_posix()), True
+            number += 1
+            file = wanted.with_name(f"{wanted.stem}.{number}{wanted.suffix}")
+        item.part.rename(self.path / file)
+        return replace(item.entry, file=file.as_posix()), False
+
+    def _is_indexed(self, file: str) -> bool:
+        return any(entry.file == file for entry in self._entries())
+
+    def _entries(self) -> Iterable[IndexEntry]:
+        with suppress(FormatError):
+            # Readers pass over a broken index and read the files.
+            yield from IndexTail(self._index_path).read()
+
+    def _append(self, entries: Iterable[IndexEntry]) -> None:
+        data = b"".join(map(append_line, entries))
+        if data:
+            append_durably(self._index_path, data, self._index_mode)
+
+
+def remove_sources(staged: Iterable[Staged]) -> None:
+    """Remove what was committed from where it came."""
+    for item in staged:
+        item.source.unlink(missing_ok=True)
+
+
+def check(path: Path) -> None:
+    """Read the whole capture at `path`; `FormatError` if any of it is damaged."""
+    with ContainerReader(path) as reader:
+        reader.check()
+
+
+def append_durably(path: Path, data: bytes, mode: int) -> None:
+    """Append whole lines to a file; all of them are there on return, or none after an `OSError`."""
+    created = not path.exists()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            # A short write is how a full file system begins to say so.
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+    finally:
+        os.close(descriptor)
+    if created:
+        sync_folder(path.parent)
+
+
+def make_folder(path: Path, like: Path) -> None:
+    """Create the folder `path`, with its parents, durably; whoever may read `like` may read it."""
+    if path.is_dir():
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=_mode(like) & 0o750, exist_ok=True)
+    sync_folder(path.parent)
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def _copy(source: Path, part: Path) -> None:
+    """Copy a file and its mode, and make the bytes durable."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with source.open("rb") as reading:
+        writing = os.open(part, flags, 0o600)
+        try:
+            os.fchmod(writing, _mode(source))
+            while os.sendfile(writing, reading.fileno(), None, _PIECE):
+                pass
+            os.fsync(writing)
+        except OSError as error:
+            # sendfile names no file, and a full disk should be known by its name.
+            raise OSError(error.errno, error.strerror, str(part)) from error
+        finally:
+            os.close(writing)
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two captures are the same: their ends hold the checksum of all checksums."""
+    return one.stat().st_size == other.stat().st_size and _end(one) == _end(other)
+
+
+def _end(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-TRAILER.size, os.SEEK_END)
+        return file.read()

@@ -1,0 +1,127 @@
+"""What a store is extracted from, so that a run can only be gone on with, never mixed up."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hs_capture.errors import ConfigError
+from hs_capture.format.record import Record
+from hs_capture.format.run import RunInfo
+
+EXTRACT_FILE = "extract.json"
+
+
+@dataclass(frozen=True)
+class Input(Record):
+    """The samples: `rows` of the whole input, of which `shard` takes each that is its turn.
+
+    `digest` is of the input's bytes, `tokenizer` of the tokenizer's files, None where there is
+    none. `shard` is (i, n): the rows with number i modulo n.
+    """
+
+    digest: str
+    rows: int
+    tokenizer: str | None
+    shard: tuple[int, int]
+
+    @property
+    def samples(self) -> int:
+        """How many rows the shard has."""
+        turn, of = self.shard
+        return len(range(turn, self.rows, of))
+
+
+@dataclass(frozen=True)
+class Target(Record):
+    """The model, and what of it is captured."""
+
+    model_class: str
+    architecture: str
+    config_digest: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    dtype: str
+    layer_ids: tuple[int, ...]
+    final: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: RunInfo) -> Target:
+        """What `run` captures."""
+        return cls(**{name: getattr(run, name) for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Summary(Record):
+    """extract.json: what the store is made of, and how far it is.
+
+    `state` is "running", "finished" (every sample was tried), "interrupted" or "stopped" (by an
+    error). `key` is part of every rid. `samples` are those of the shard; `captured` of them are in
+    the store, `failed` could not be captured in the last session. `tokens`, `raw_bytes` and
+    `stored_bytes` are those of the captured samples, `seconds` the time of all sessions.
+    """
+
+    key: str
+    state: str
+    input: Input
+    target: Target | None
+    samples: int
+    captured: int
+    failed: int
+    tokens: int
+    raw_bytes: int
+    stored_bytes: int
+    sessions: int
+    seconds: float
+
+    @classmethod
+    def new(cls, source: Input) -> Summary:
+        """The summary of a run that begins."""
+        key = f"x{secrets.token_hex(4)}"
+        return cls(key, "running", source, None, source.samples, 0, 0, 0, 0, 0, 0, 0.0)
+
+
+def open_summary(output: Path, source: Input) -> Summary:
+    """The summary of the run in `output` to go on with, or a new one.
+
+    Raises `ConfigError` when the store was begun from another input, and says what differs.
+    """
+    try:
+        found = Summary.read(output / EXTRACT_FILE)
+    except FileNotFoundError:
+        return Summary.new(source)
+    names = {
+        "digest": "the input's bytes",
+        "rows": "the input's number of rows",
+        "tokenizer": "the tokenizer",
+        "shard": "the shard",
+    }
+    _refuse(output, "input", names, found.input, source)
+    return found
+
+
+def refuse_other_target(output: Path, there: Target, served: Target, server: str) -> None:
+    """Raise `ConfigError` when a server captures something else than the store holds."""
+    names = {name: name.replace("_", " ") for name in Target.__dataclass_fields__}
+    _refuse(output, f"model or choice of layers ({server})", names, there, served)
+
+
+def _refuse(output: Path, what: str, names: dict[str, str], there: Record, now: Record) -> None:
+    before, after = asdict(there), asdict(now)  # type: ignore[call-overload]
+    differences = [
+        f"{names[name]}: {_short(before[name])} in the store, {_short(after[name])} now"
+        for name in before
+        if before[name] != after[name]
+    ]
+    if differences:
+        raise ConfigError(
+            f"{output} belongs to another {what}; {'; '.join(differences)}; "
+            "give another output directory"
+        )
+
+
+def _short(value: object) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= 24 else f"{text[:16]}..."

@@ -1,0 +1,158 @@
+"""What the output store has is known again after any crash, and each sample has one capture."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capture_files import states, write_capture, write_run
+from hs_capture import open_store
+from hs_capture.extract.judgement import problem_of
+from hs_capture.extract.ledger import Ledger, number_of, rid_of
+from hs_capture.format.index import read_index
+from hs_capture.samples import Sample, read_samples
+
+KEY = "x0a"
+
+
+def sample(number: int) -> Sample:
+    return Sample(number, f"s{number}", rid_of(KEY, number, 1, number + 1), ((0, 2),))
+
+
+def published(dump: Path, count: int) -> tuple[Path, list[Path]]:
+    """A run with captures of the samples 0 to `count` - 1."""
+    run = write_run(dump)
+    for number in range(count):
+        rows = states(3, seed=number)
+        streams = {"layer.1": rows, "final.pre_norm": rows + 1}
+        write_capture(run, number, sample(number).rid, streams)
+    return run, sorted(run.rglob("*.hsc"))
+
+
+def test_samples_enter_together_and_are_known_again(tmp_path: Path) -> None:
+    """From many threads: each sample once, with one line, and its source is gone."""
+    run, files = published(tmp_path / "dump", 24)
+    output = tmp_path / "out"
+    ledger = Ledger(output, KEY, 30)
+
+    def enter(number: int) -> None:
+        target, staged = ledger.stage(run, files[number])
+        ledger.enter(target, staged, sample(number))
+
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = read_samples(output)
+    assert found == {sample(number).rid: sample(number) for number in range(24)}
+    assert sorted(open_store(output).rids()) == sorted(found)
+    assert list(run.rglob("*.hsc")) == []
+    again = Ledger(output, KEY, 30)
+    assert [number for number in range(30) if again.has(number)] == list(range(24))
+    assert again.totals == ledger.totals
+    assert (again.totals.captured, again.totals.tokens) == (24, 72)
+    assert again.unclaimed == {}
+    assert not Ledger(output, "xother", 30).has(0)
+
+
+def test_a_crash_between_capture_and_line_is_found(tmp_path: Path) -> None:
+    """Half a line counts as none; the capture waits for its line and gets it, once."""
+    run, files = published(tmp_path / "dump", 2)
+    output = tmp_path / "out"
+    ledger = Ledger(output, KEY, 2)
+    target, staged = ledger.stage(run, files[0])
+    ledger.enter(target, staged, sample(0))
+    _, staged = ledger.stage(run, files[1])
+    target.commit([staged])
+    with (output / "samples.jsonl").open("ab") as file:
+        file.write(b'{"id":"s1","samp')
+    again = Ledger(output, KEY, 2)
+    assert again.has(0)
+    assert not again.has(1)
+    path, entry = again.unclaimed[1]
+    assert problem_of(path, np.arange(3) + 100) is None
+    again.claim(entry, sample(1))
+    assert read_samples(output) == {sample(n).rid: sample(n) for n in range(2)}
+    assert Ledger(output, KEY, 2).totals.captured == 2
+
+
+def test_a_line_whose_capture_is_gone_counts_for_nothing(tmp_path: Path) -> None:
+    run, files = published(tmp_path / "dump", 1)
+    output = tmp_path / "out"
+    ledger = Ledger(output, KEY, 1)
+    ledger.enter(*ledger.stage(run, files[0]), sample(0))
+    next(output.rglob("*.hsc")).unlink()
+    assert not Ledger(output, KEY, 1).has(0)
+
+
+def test_a_full_disk_leaves_the_source_and_no_half_line(tmp_path: Path) -> None:
+    run, files = published(tmp_path / "dump", 1)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "hs-test", str(disk)], check=True)
+    try:
+        ledger = Ledger(disk / "out", KEY, 1)
+        target, staged = ledger.stage(run, files[0])
+        (disk / "out" / "samples.jsonl").write_bytes(b"")
+        with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
+        with pytest.raises(OSError, match="No space left"):
+            ledger.enter(target, staged, sample(0))
+        assert files[0].exists()
+        assert (disk / "out" / "samples.jsonl").read_bytes() == b""
+        (disk / "filler").unlink()
+        target, staged = ledger.stage(run, files[0])
+        ledger.enter(target, staged, sample(0))
+        assert not files[0].exists()
+        assert len(open_store(disk / "out")) == 1
+        assert len(read_index(disk / "out" / "run-a" / "index-tp0.jsonl")) == 1
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+ROWS = states(3)
+
+
+@pytest.mark.parametrize(
+    ("streams", "more", "ids", "message"),
+    [
+        ({"layer.1": ROWS}, {}, [0, 1, 2, 3], "computed 3 tokens of a prompt of 4"),
+        ({"layer.1": ROWS}, {}, [0, 9, 2], "token 1 is 1 in the capture, not 9"),
+        ({"layer.1": ROWS * np.nan}, {}, [0, 1, 2], "12 values are not finite"),
+        ({"layer.1": ROWS * 0}, {}, [0, 1, 2], "all values are zero"),
+        ({"layer.1": ROWS, "layer.3": ROWS}, {}, [0, 1, 2], "hold the same values"),
+        (
+            {"layer.1": ROWS},
+            {"missing": [(0, 1)], "reason": "dropped"},
+            [0, 1, 2],
+            "the capture is incomplete",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_capture_is_said(
+    tmp_path: Path, streams: Any, more: Any, ids: list[int], message: str
+) -> None:
+    run = write_run(tmp_path)
+    entry = write_capture(run, 0, "r", streams, **more)
+    assert message in str(problem_of(run / str(entry.file), np.array(ids)))
+
+
+def test_nothing_is_wrong_with_a_good_capture(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    entry = write_capture(run, 0, "r", {"layer.1": ROWS})
+    assert problem_of(run / str(entry.file), np.arange(3)) is None
+
+
+def test_rids_name_their_sample() -> None:
+    assert number_of(rid_of(KEY, 12, 3, 4), KEY) == 12
+    assert number_of(rid_of(KEY, 10**9, 3, 4), KEY) == 10**9
+    for other in ("x0a-probe-1.0", "x0b-00000012-1.1", "x0a", "", "x0a-"):
+        assert number_of(other, KEY) is None
