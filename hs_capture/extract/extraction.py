@@ -144,7 +144,8 @@ class Extraction:
                 found = self._move(arrival, prompt, rid)
             except RefusedError as error:
                 raise _UnfitError(str(error)) from error
-            except (ServerError, FormatError) as error:
+            except (ServerError, FormatError, FileNotFoundError) as error:
+                # A file that is gone was taken by somebody else who reads this dump directory.
                 found = str(error)
             finally:
                 server.arrivals.forget(rid)

@@ -1,0 +1,106 @@
+"""What a server answers decides whether a request is tried again, and when."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hs_capture import ConfigError
+from hs_capture.extract.client import Client, RefusedError, ServerError, ServerGoneError
+
+
+class Answering(HTTPServer):
+    """Answers every request with `status` and `body`, and keeps what was asked last."""
+
+    status = 200
+    body = b"{}"
+    asked: dict[str, Any]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Answering
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self.server.asked = {"path": self.path, **json.loads(self.rfile.read(length))}
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(self.server.body)))
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Answering]:
+    with Answering(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def ask(server: Answering) -> None:
+    Client(f"http://127.0.0.1:{server.server_port}/base/").prefill(np.array([5, 6]), "r")
+
+
+def test_a_prompt_is_one_greedy_token_past_the_prefix_cache(server: Answering) -> None:
+    ask(server)
+    assert server.asked == {
+        "path": "/base/generate",
+        "input_ids": [5, 6],
+        "rid": "r",
+        "extra_key": "r",
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(400, RefusedError), (404, RefusedError), (500, ServerError), (503, ServerGoneError)],
+)
+def test_statuses(server: Answering, status: int, error: type[Exception]) -> None:
+    server.status, server.body = status, b'{"error": {"message": "too\\nlong"}}'
+    with pytest.raises(error, match=rf"answered {status}: too long$"):
+        ask(server)
+
+
+def test_an_answer_that_is_no_json_is_quoted(server: Answering) -> None:
+    server.status, server.body = 500, b"<html>\noops"
+    with pytest.raises(ServerError, match=r"answered 500: <html> oops$"):
+        ask(server)
+
+
+def test_nobody_and_somebody_who_hangs_up() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        client = Client(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        with pytest.raises(ServerGoneError, match="Connection refused"):
+            client.prefill(np.array([1]), "r")
+        listening.listen()
+
+        def hang_up() -> None:
+            connection, _ = listening.accept()
+            connection.recv(1 << 16)
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(ServerGoneError):
+            client.prefill(np.array([1]), "r")
+        thread.join()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:30000", "ftp://host", "http://", ""])
+def test_an_address_has_a_scheme_and_a_host(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected an address such as http"):
+        Client(url)
