@@ -61,8 +61,8 @@ def _remove_unlocked(run_dir: Path) -> int:
         with suppress(OSError):
             folder.rmdir()
         if unfinished:
-            text = "hs-capture: removed %d unfinished files of run %s, which was killed"
-            logger.warning(text, len(unfinished), run_dir.name)
+            text = "hs-capture: run %s was killed; unfinished files of it that were removed: %d"
+            logger.warning(text, run_dir.name, len(unfinished))
         return len(unfinished)
     finally:
         os.close(descriptor)
