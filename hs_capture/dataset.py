@@ -51,6 +51,7 @@ class HiddenStatesDataset(Dataset[Item]):
         final: FinalState,
         layers: Sequence[int] | None = None,
         rids: str | None = None,
+        weights_version: int | None = None,
     ) -> None:
         """Open the store at `path`.
 
@@ -59,16 +60,18 @@ class HiddenStatesDataset(Dataset[Item]):
             final: the norm of `last_hidden_states`, "pre_norm" or "post_norm".
             layers: ids of the layers to give, in this order; all captured ones by default.
             rids: a shell pattern; other rids are left out.
+            weights_version: the weights, where they were changed while the server ran.
 
         Raises:
             StoreNotFoundError: there are no captures at all.
-            ConfigError: there is no complete one, or `final` is no norm.
+            ConfigError: there is no complete one, they are of several versions of the weights, or
+                `final` is no norm.
             FormatError: the store is damaged.
         """
         if final not in ("pre_norm", "post_norm"):
             raise ConfigError(f"final={final!r}: expected 'pre_norm' or 'post_norm'")
         store = open_store(path)
-        selection = select(store, rids)
+        selection = select(store, rids, weights_version)
         if not selection.positions:
             raise ConfigError(f"{store.path}: no complete capture among {len(store)}")
         self.final = final

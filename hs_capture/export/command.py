@@ -64,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rids", metavar="PATTERN", help="only captures whose rid matches this shell pattern"
     )
     parser.add_argument(
+        "--weights-version",
+        type=arguments.natural,
+        metavar="N",
+        help="only captures of these weights, where they were changed while the server ran",
+    )
+    parser.add_argument(
         "--workers",
         type=arguments.count,
         default=min(_MAX_WORKERS, os.cpu_count() or 1),
@@ -87,7 +93,7 @@ def run_command(parsed: argparse.Namespace) -> int:
     # A sample is copied, not computed: more threads would only wait for each other.
     torch.set_num_threads(1)
     try:
-        wish = Wish(parsed.layers, parsed.final, parsed.rids)
+        wish = Wish(parsed.layers, parsed.final, parsed.rids, parsed.weights_version)
         plan = make_plan(open_store(parsed.store), format_named(parsed.format), wish)
         outcome = run(plan, parsed.output, parsed.workers, Progress())
     except (HsCaptureError, OSError) as error:

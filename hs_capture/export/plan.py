@@ -27,6 +27,7 @@ class Wish:
     layers: tuple[int, ...] | None = None
     state: FinalState | None = None
     rids: str | None = None
+    weights_version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def make_plan(store: CaptureStore, format_: Format, wish: Wish) -> Plan:
             f"--format {format_.name} needs the package {format_.requires}: "
             f"pip install {format_.requires}"
         )
-    selection = select(store, wish.rids)
+    selection = select(store, wish.rids, wish.weights_version)
     if not selection.positions:
         said = ", ".join(f"{count} {why}" for why, count in selection.left_out.items())
         raise ConfigError(f"{store.path}: no capture to export ({said or 'the store is empty'})")

@@ -17,7 +17,7 @@ from harness.server import AFTERLIFE_SECONDS, Serve, Server, ServerConfig
 from hs_capture import open_store
 from hs_capture.format.index import read_index
 from hs_capture.format.run import Status
-from hs_capture.verify.soundness import examine, newest_files
+from hs_capture.soundness import examine, newest_files
 
 LENGTH = 300
 """Tokens of a prompt: 600 KB of states, in chunks of 64."""

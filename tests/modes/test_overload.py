@@ -21,7 +21,7 @@ from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.server import Serve, Server, ServerConfig
 from hs_capture.format.index import IndexEntry, read_index
-from hs_capture.verify.soundness import examine, newest_files
+from hs_capture.soundness import examine, newest_files
 
 LENGTH = 150
 """Tokens of a prompt: 300 KB of states."""

@@ -18,7 +18,7 @@ from harness import processes
 from hs_capture import open_store
 from hs_capture.format.index import read_index
 from hs_capture.format.run import Status
-from hs_capture.verify.soundness import examine, newest_files
+from hs_capture.soundness import examine, newest_files
 from hs_capture.writer.leftovers import remove_leftovers
 
 TESTS = Path(__file__).resolve().parents[2]

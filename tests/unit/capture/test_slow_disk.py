@@ -13,7 +13,7 @@ import pytest
 
 from capture_server import WRITER_HOST, CaptureServer, assert_complete, prompt
 from harness.atomically import write_text
-from hs_capture.verify.soundness import examine, newest_files
+from hs_capture.soundness import examine, newest_files
 from hs_capture.writer import process
 
 FAST = "1e12"
