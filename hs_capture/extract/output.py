@@ -49,10 +49,9 @@ class OutputRun:
         """
         self.source = source
         self.path = output / source.name
-        described = (source / RUN_FILE).read_bytes()
-        self.info = RunInfo.from_json(described, str(source / RUN_FILE))
+        self.info = RunInfo.read(source / RUN_FILE)
         make_folder(self.path, source)
-        self._describe(described)
+        self._describe()
         for left_over in self.path.glob(f"*/.*{PART}"):
             left_over.unlink(missing_ok=True)
         self._index_path = self.path / f"index-{self.info.rank}.jsonl"
@@ -97,6 +96,9 @@ class OutputRun:
         `OSError` some of the captures may have their names; staging and committing all of them
         again is right.
         """
+        # The server adds the norm of changed weights before it publishes what they computed.
+        if any(self.info.norm_of(item.entry.weights_version) is None for item in staged):
+            self._describe()
         named = []
         lines = []
         for item in staged:
@@ -123,16 +125,21 @@ class OutputRun:
         self._told.update(entry.sequence for entry in new)
         return len(new)
 
-    def _describe(self, described: bytes) -> None:
-        there = self.path / RUN_FILE
-        try:
-            if there.read_bytes() != described:
+    def _describe(self) -> None:
+        """Bring the output's run.json up to the source's, which grows when weights are changed."""
+        ours, theirs = self.path / RUN_FILE, self.source / RUN_FILE
+        described = theirs.read_bytes()
+        self.info = RunInfo.from_json(described, str(theirs))
+        if ours.exists():
+            there = RunInfo.read(ours)
+            if replace(there, norms=self.info.norms) != self.info:
                 raise ConfigError(
-                    f"{there} is of another run than {self.source / RUN_FILE}, and both have the "
-                    "same name: give another output directory"
+                    f"{ours} is of another run than {theirs}, and both have the same name: give "
+                    "another output directory"
                 )
-        except FileNotFoundError:
-            write_atomically(there, described, _mode(self.source / RUN_FILE), durable=True)
+            if there == self.info:
+                return
+        write_atomically(ours, described, _mode(theirs), durable=True)
 
     def _name(self, item: Staged) -> tuple[IndexEntry, bool]:
         """Publish one copy; tell its entry, and whether it had been published before.

@@ -196,6 +196,24 @@ def test_a_name_that_a_server_gave_twice_is_two_captures(tmp_path: Path) -> None
     assert rows == {tuple(states(3, seed=seed)[0].tolist()) for seed in (1, 2, 3)}
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["following", "started again"])
+def test_the_norm_of_changed_weights_comes_along(tmp_path: Path, again: bool) -> None:
+    """run.json grows while the server runs; what new weights computed is read with their norm."""
+    first, second = norm_weight([1.0, 1.0, 1.0, 1.0]), norm_weight([2.0, 2.0, 2.0, 2.0])
+    info: RunInfo = replace(RUN, norm=first)
+    run = write_run(tmp_path / "dump", info)
+    output = tmp_path / "store"
+    rows = {f"layer.{layer}": states(3) for layer in RUN.layer_ids} | {"final.pre_norm": states(3)}
+    write_capture(run, 0, "before", rows)
+    moving = drain(tmp_path / "dump", output)
+    replace(info, norms={"1": second}).write(run / "run.json")
+    write_capture(run, 1, "after", rows, weights_version=1)
+    (drain(tmp_path / "dump", output) if again else moving).drain()
+    store = open_store(output)
+    before, after = (store[rid].last_hidden_states("post_norm") for rid in ("before", "after"))
+    assert (after == 2 * before).all()
+
+
 def test_another_run_of_the_same_name_is_refused(tmp_path: Path) -> None:
     dump, output = tmp_path / "dump", tmp_path / "store"
     fill(write_run(dump), 1)
