@@ -91,7 +91,7 @@ oldest: $(WHEEL)  ## Tests against the oldest supported SGLang
 	@echo "== the oldest supported SGLang"
 	$(PYTEST) tests/oldest
 
-trainers: $(WHEEL)  ## Every trainer, unmodified, reads exports of real captures (1.2 GB, once)
+trainers: $(WHEEL)  ## Every trainer, unmodified, reads exports of real captures (1.2 GB, once; not in test)
 	@echo "== trainers"
 	$(PYTEST) tests/trainers
 
@@ -99,7 +99,7 @@ readers: $(WHEEL)  ## The same for SpecForge and speculators alone
 	@echo "== trainers: SpecForge and speculators"
 	$(PYTEST) tests/trainers -k "specforge or (speculators and not v1) or targets"
 
-test: lint unit startup contract e2e readers oldest  ## All of the above
+test: lint unit startup contract e2e readers oldest  ## All checks but those marked (not in test)
 	@echo "== all checks passed"
 
 matrix: $(WHEEL)  ## Run every supported SGLang, and write docs/compatibility.md (not in test)

@@ -7,14 +7,17 @@ values cannot be asked for when they are read; a thread of our own brings them u
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hs_capture.faults import FaultLog
 from hs_capture.format.counters import COUNTERS, LEVELS
 
 PREFIX = "hs_capture:"
 UPDATE_SECONDS = 1.0
+logger = logging.getLogger("hs_capture")
 _MICROSECONDS = "_microseconds"
 
 
@@ -61,11 +64,15 @@ def publish(read: Callable[[], Mapping[str, int]], labels: Mapping[str, str]) ->
         ImportError, ValueError: they cannot be registered.
     """
     metrics = Metrics(labels)
+    faults = FaultLog(logger)
 
     def keep_up() -> None:
         pause = threading.Event()
         while True:
-            metrics.update(read())
+            try:
+                metrics.update(read())
+            except Exception as error:
+                faults.record("bringing metrics up to date", error)
             pause.wait(UPDATE_SECONDS)
 
     threading.Thread(target=keep_up, name="hs-capture-metrics", daemon=True).start()

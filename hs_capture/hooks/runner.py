@@ -22,7 +22,7 @@ from hs_capture.hooks.installed import broken
 from hs_capture.hooks.layers import settle_layers
 from hs_capture.hooks.model import Attachment
 from hs_capture.hooks.session import Plan, Session
-from hs_capture.settings import Settings
+from hs_capture.settings import Settings, dump_dir_of
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -46,14 +46,16 @@ def around_load_model(
     """Wrapper of ``ModelRunner.load_model``: the one place where a server start is refused."""
     global _session
     with _refusing(None):
+        dump_dir = dump_dir_of()
+    with _refusing(dump_dir):
         settings = Settings.from_environ()
     if settings is None or instance.is_draft_worker:
         return wrapped(*args, **kwargs)
-    with _refusing(settings):
+    with _refusing(dump_dir):
         plan = _plan(settings, instance.server_args)
     with model.attaching(lambda causal_lm: _attach(causal_lm, plan)):
         result = wrapped(*args, **kwargs)
-    with _refusing(settings):
+    with _refusing(dump_dir):
         # The module of the model may have been imported only now.
         _require_whole()
         attachment = model.attachment()
@@ -101,11 +103,21 @@ def weight_loads() -> int:
     return 0 if attachment is None else attachment.weight_loads
 
 
-def weights_loaded(cache_is_empty: bool) -> None:
-    """Say that the served model has been given weights, and whether its prefix cache is empty."""
-    if _session is not None:
-        with _guard("following a change of weights"):
-            _session.weights_loaded(cache_is_empty)
+def update_ends(left_empty: Callable[[], bool | None]) -> None:
+    """Say that an update of the weights is over.
+
+    `left_empty` tells whether the prefix cache is empty now, and None if no weights were changed.
+    Where it fails they count as changed, and the cache as of the earlier ones.
+    """
+    if _session is None:
+        return
+    with _guard("following a change of weights"):
+        emptied: bool | None = False
+        try:
+            emptied = left_empty()
+        finally:
+            if emptied is not None:
+                _session.weights_loaded(emptied)
 
 
 def weights_change_begins() -> None:
@@ -115,11 +127,12 @@ def weights_change_begins() -> None:
             _session.begin_weights_change()
 
 
-def weights_change_ends() -> None:
-    """Say that the weights are whole again."""
+def weights_change_ends(succeeded: Callable[[], bool]) -> None:
+    """Say that a change of several calls is over, and the weights are whole if it `succeeded`."""
     if _session is not None:
         with _guard("going on after a change of weights"):
-            _session.change_weights()
+            if succeeded():
+                _session.change_weights()
 
 
 def _plan(settings: Settings, server_args: Any) -> Plan:
@@ -157,7 +170,7 @@ def _require_whole() -> None:
 
 def _attach(causal_lm: Any, plan: Plan) -> Attachment:
     config = causal_lm.config
-    with _refusing(plan.settings):
+    with _refusing(plan.settings.dump_dir):
         layer_ids = settle_layers(
             plan.settings.layers,
             config.num_hidden_layers,
@@ -169,7 +182,7 @@ def _attach(causal_lm: Any, plan: Plan) -> Attachment:
 
 
 @contextlib.contextmanager
-def _refusing(settings: Settings | None) -> Iterator[None]:
+def _refusing(dump_dir: Path | None) -> Iterator[None]:
     """Stop the server's start when this block fails, and say why in one line.
 
     An exception would have SGLang print its traceback after the line and kill the process that
@@ -179,17 +192,18 @@ def _refusing(settings: Settings | None) -> Iterator[None]:
         yield
     except Exception as error:
         known = isinstance(error, ConfigError)
-        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        said = str(error) if known else f"{type(error).__name__}: {error}"
+        reason = " ".join(said.split())
         print(f"hs-capture: the server does not start: {reason}", file=sys.stderr, flush=True)
-        if settings is not None:
-            _leave_refusal(settings, reason)
+        if dump_dir is not None:
+            _leave_refusal(dump_dir, reason)
         if multiprocessing.parent_process() is not None:
             # A scheduler that SGLang has started. With a GPU its regular end can wait for ever.
             os._exit(EXIT_REFUSED)
         raise SystemExit(EXIT_REFUSED) from None
 
 
-def _leave_refusal(settings: Settings, reason: str) -> None:
+def _leave_refusal(dump_dir: Path, reason: str) -> None:
     """Leave the reason where `verify` looks, if the dump directory is fit to be written to.
 
     Often it is not, and is the very reason. The line above was printed all the same.
@@ -200,4 +214,4 @@ def _leave_refusal(settings: Settings, reason: str) -> None:
         time=time.time(), pid=os.getpid(), sglang_version=sglang.__version__, message=reason
     )
     with contextlib.suppress(ConfigError, OSError):
-        refusal.write(judge(settings.dump_dir).path / "last-refusal.json")
+        refusal.write(judge(dump_dir).path / "last-refusal.json")

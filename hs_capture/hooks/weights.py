@@ -51,11 +51,21 @@ def around_update(wrapped: Callable[..., Any], _instance: Any, args: Args, kwarg
     try:
         answer = wrapped(*args, **kwargs)
     finally:
-        if answer is None or answer.success or runner.weight_loads() != loads:
-            request = args[0] if args else kwargs["recv_req"]
-            emptied = answer is not None and answer.success and request.flush_cache
-            runner.weights_loaded(cache_is_empty=emptied)
+        runner.update_ends(lambda: _left_empty(answer, args, kwargs, loads))
     return answer
+
+
+def _left_empty(answer: Any, args: Args, kwargs: Kwargs, loads: int) -> bool | None:
+    """Whether an update left the prefix cache empty; None if it changed no weights.
+
+    `answer` is None when it raised, and `loads` how often the model had loaded weights before.
+    """
+    if answer is None:
+        return False
+    if not answer.success and runner.weight_loads() == loads:
+        return None
+    request = args[0] if args else kwargs["recv_req"]
+    return bool(answer.success and request.flush_cache)
 
 
 def around_begin(wrapped: Callable[..., Any], _instance: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -67,6 +77,5 @@ def around_begin(wrapped: Callable[..., Any], _instance: Any, args: Args, kwargs
 def around_end(wrapped: Callable[..., Any], _instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """Wrapper of the method that ends a change of several calls; it refuses to end none."""
     answer = wrapped(*args, **kwargs)
-    if answer.success:
-        runner.weights_change_ends()
+    runner.weights_change_ends(lambda: bool(answer.success))
     return answer

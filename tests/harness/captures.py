@@ -60,8 +60,13 @@ def status(dump_dir: Path) -> dict[str, Any]:
 def wait_until(
     look: Callable[[], Value], good: Callable[[Value], bool], seconds: float = PUBLISH_SECONDS
 ) -> Value:
-    """Look again and again until what is seen is good, and return what was seen last."""
+    """Look again and again until what is seen is good, and return it.
+
+    Raises:
+        AssertionError: it did not come in time; what was seen last is said.
+    """
     deadline = time.monotonic() + seconds
-    while not good(seen := look()) and time.monotonic() < deadline:
+    while not good(seen := look()):
+        assert time.monotonic() < deadline, f"not in {seconds} s; seen last: {seen}"
         time.sleep(0.1)
     return seen

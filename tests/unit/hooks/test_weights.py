@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hs_capture.hooks import runner
+from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.weights import wrap_updates
 
 
@@ -48,9 +49,16 @@ class Told:
     def __init__(self) -> None:
         self.loads = 0
         self.news: list[Any] = []
+        self.errors: list[str] = []
 
-    def loaded(self, cache_is_empty: bool) -> None:
+    def weights_loaded(self, cache_is_empty: bool) -> None:
         self.news.append(("loaded", cache_is_empty))
+
+    def begin_weights_change(self) -> None:
+        self.news.append("begins")
+
+    def change_weights(self) -> None:
+        self.news.append("ends")
 
     def load(self, success: bool) -> Answer:
         self.loads += 1
@@ -61,13 +69,10 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     told = Told()
     monkeypatch.setattr(runner, "weight_loads", lambda: told.loads)
-    monkeypatch.setattr(
-        runner,
-        "weights_loaded",
-        lambda cache_is_empty: told.news.append(("loaded", cache_is_empty)),
-    )
-    monkeypatch.setattr(runner, "weights_change_begins", lambda: told.news.append("begins"))
-    monkeypatch.setattr(runner, "weights_change_ends", lambda: told.news.append("ends"))
+    monkeypatch.setattr(runner, "_session", told)
+    guard = Guard()
+    guard.tell = lambda text, _loud: told.errors.append(text)
+    monkeypatch.setattr(runner, "_guard", guard)
     return told
 
 
@@ -145,3 +150,39 @@ def test_the_end_of_no_change_is_none(told: Told, updater: Make) -> None:
 def test_methods_that_only_read_weights_are_left_alone(told: Told, updater: Make) -> None:
     updater(lambda: Answer(True)).get_weights_by_name(Request())
     assert told.news == []
+
+
+class Unlike:
+    """A request and an answer of a SGLang that has other names for what we read."""
+
+
+def test_what_cannot_be_read_counts_as_changed_and_never_reaches_sglang(
+    told: Told, updater: Make
+) -> None:
+    """The answer is SGLang's all the same, and the errors are counted."""
+    unlike: Any = Unlike()
+    assert updater(lambda: told.load(True)).update_weights_from_disk(unlike) == Answer(True)
+    assert told.news == [("loaded", False)]
+    assert updater(lambda: unlike).update_weights_from_disk(Request()) is unlike
+    assert told.news == [("loaded", False)] * 2
+    assert updater(lambda: unlike).end_weight_update(Request()) is unlike
+    assert told.news == [("loaded", False)] * 2
+    assert len(told.errors) == 3
+
+
+def test_an_error_of_ours_leaves_the_answer_alone(
+    told: Told, updater: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("planted")
+
+    for name in ("weights_loaded", "begin_weights_change", "change_weights"):
+        monkeypatch.setattr(told, name, fail)
+    made = updater(lambda: Answer(True))
+    for call in (
+        made.update_weights_from_disk,
+        made.begin_weight_update,
+        made.end_weight_update,
+    ):
+        assert call(Request()) == Answer(True)
+    assert len(told.errors) == 3
