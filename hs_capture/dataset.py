@@ -64,14 +64,14 @@ class HiddenStatesDataset(Dataset[Item]):
 
         Raises:
             StoreNotFoundError: there are no captures at all.
-            ConfigError: there is no complete one, they are of several versions of the weights, or
-                `final` is no norm.
+            ConfigError: there is no complete one, they are of several models, choices of layers or
+                weights, or `final` is no norm.
             FormatError: the store is damaged.
         """
         if final not in ("pre_norm", "post_norm"):
             raise ConfigError(f"final={final!r}: expected 'pre_norm' or 'post_norm'")
         store = open_store(path)
-        selection = select(store, rids, weights_version)
+        selection = select(store, rids, weights_version, layers_are_chosen=layers is not None)
         if not selection.positions:
             raise ConfigError(f"{store.path}: no complete capture among {len(store)}")
         self.final = final

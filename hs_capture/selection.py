@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from hs_capture.errors import ConfigError, FormatError
 from hs_capture.samples import SAMPLES_FILE, Sample, read_samples
 
 if TYPE_CHECKING:
     from hs_capture.format.index import IndexEntry
+    from hs_capture.format.run import RunInfo
     from hs_capture.store import CaptureStore
+
+Origin: TypeAlias = "tuple[RunInfo, int]"
+"""A run and one version of its weights."""
 
 _OLDER = "older captures of a rid"
 
@@ -23,24 +28,31 @@ class Selection:
     """The chosen captures by position in the store, and those left out, counted by reason.
 
     `samples` has the sample of each chosen capture, and is None for a store without samples.jsonl.
+    `origins` has the runs that the chosen ones come from, each with the version of its weights.
     """
 
     positions: list[int]
     samples: list[Sample] | None
     left_out: dict[str, int]
+    origins: list[Origin]
 
 
 def select(
-    store: CaptureStore, rids: str | None = None, weights_version: int | None = None
+    store: CaptureStore,
+    rids: str | None = None,
+    weights_version: int | None = None,
+    *,
+    layers_are_chosen: bool = False,
 ) -> Selection:
     """Choose the newest complete capture of every rid that matches the shell pattern `rids`.
 
     With a samples.jsonl only the rids in it are taken, in the order of their samples; else all, in
     the order of the store. Captures with a LoRA adapter, and of other weights than those asked for,
-    are left out. No capture file is opened.
+    are left out. No capture file is opened. Runs may differ in their layers if the caller chooses
+    among these (`layers_are_chosen`).
 
     Raises:
-        ConfigError: no weights were asked for, and the captures are of several versions of them.
+        ConfigError: the captures are of several models, dtypes, choices of layers or weights.
         FormatError: samples.jsonl is damaged, or a sample is there under two rids.
     """
     samples = read_samples(store.path)
@@ -64,8 +76,10 @@ def select(
             f"{store.path}: the weights were changed while these were captured, they are of "
             f"versions {', '.join(map(str, sorted(versions)))}; choose one (weights_version)"
         )
+    origins = _origins(store, chosen.values())
+    _require_alike(origins, layers_are_chosen)
     if samples is None:
-        return Selection(list(chosen.values()), None, dict(left_out))
+        return Selection(list(chosen.values()), None, dict(left_out), origins)
     ordered = sorted((samples[rid] for rid in chosen), key=lambda sample: sample.number)
     for one, other in pairwise(ordered):
         if one.number == other.number:
@@ -73,7 +87,39 @@ def select(
                 f"{store.path / SAMPLES_FILE}: sample {one.number} is there twice, as rid "
                 f"{one.rid!r} and as rid {other.rid!r}"
             )
-    return Selection([chosen[sample.rid] for sample in ordered], ordered, dict(left_out))
+    positions = [chosen[sample.rid] for sample in ordered]
+    return Selection(positions, ordered, dict(left_out), origins)
+
+
+def _origins(store: CaptureStore, positions: Iterable[int]) -> list[Origin]:
+    found: dict[tuple[int, int], Origin] = {}
+    for position in positions:
+        catalog, entry = store.find_entry(position)
+        if catalog.run is not None:
+            key = (id(catalog), entry.weights_version)
+            found.setdefault(key, (catalog.run, entry.weights_version))
+    return list(found.values())
+
+
+def _require_alike(origins: Sequence[Origin], layers_are_chosen: bool) -> None:
+    """A trainer cannot tell the states of two models apart, nor those of two sets of weights.
+
+    Of the weights a run holds the final norm, in which nearly all that were trained apart differ.
+    """
+    for run, version in origins[1:]:
+        first, first_version = origins[0]
+        for what, one, other in (
+            ("model", first.config_digest, run.config_digest),
+            ("dtype", first.dtype, run.dtype),
+            ("choice of layers", first.layer_ids, run.layer_ids),
+            ("weights", first.norm_of(first_version), run.norm_of(version)),
+        ):
+            if one != other and not (what == "choice of layers" and layers_are_chosen):
+                said = "" if what == "weights" else f": {one} and {other}"
+                raise ConfigError(
+                    f"runs {first.run_id} and {run.run_id} differ in their {what}{said}; take each "
+                    "run by itself"
+                )
 
 
 def _left_out(entry: IndexEntry, samples: dict[str, Sample] | None, rids: str | None) -> str | None:

@@ -35,6 +35,9 @@ Rows: TypeAlias = slice | tuple[int, int] | None
 
 FinalState: TypeAlias = Literal["pre_norm", "post_norm"]
 
+_TOLD_BY_BOTH = ("rid", "sequence", "num_tokens", "missing", "weights_version", "lora")
+"""What index and file must agree on."""
+
 
 def open_store(path: str | os.PathLike[str]) -> CaptureStore:
     """Open the captures under `path`: a dump directory, one run, or any folder of .hsc files.
@@ -273,13 +276,13 @@ class Capture:
         with self._open() as reader:
             place = f"{self.path}: metadata"
             metadata = CaptureMetadata.from_object(reader.metadata, place)
-            said = (metadata.rid, metadata.sequence, metadata.num_tokens, metadata.missing)
-            indexed = (self.rid, self.sequence, self.num_tokens, self._entry.missing)
-            if said != indexed:
-                raise FormatError(
-                    f"{place}: rid, sequence, tokens and missing rows are {said!r}, but the index "
-                    f"says {indexed!r}; remove the index to have it read from the files"
-                )
+            for name in _TOLD_BY_BOTH:
+                said, indexed = getattr(metadata, name), getattr(self._entry, name)
+                if said != indexed:
+                    raise FormatError(
+                        f"{place}: {name} is {said!r}, but the index says {indexed!r}; remove the "
+                        "index to have it read from the files"
+                    )
             self._check_shapes(reader, metadata)
             return reader.metadata, metadata
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hs_capture.errors import StoreNotFoundError
 from hs_capture.format.catalog import RUN_FILE
+from hs_capture.format.index import IndexEntry
 from hs_capture.format.run import RunInfo
 from hs_capture.format.tail import IndexTail
 from hs_capture.store import Capture
@@ -85,7 +86,14 @@ class _Follower:
                 for entry in tail.read():
                     # None stands for a record that was given up; a file may be taken by others.
                     if entry.file is not None and (directory / entry.file).exists():
-                        yield Capture(directory / entry.file, entry, self._runs[directory])
+                        run = self._run_of(directory, entry)
+                        yield Capture(directory / entry.file, entry, run)
+
+    def _run_of(self, directory: Path, entry: IndexEntry) -> RunInfo:
+        """The run, which gets the norm of changed weights while it goes on."""
+        if self._runs[directory].norm_of(entry.weights_version) is None:
+            self._runs[directory] = RunInfo.read(directory / RUN_FILE)
+        return self._runs[directory]
 
     def _look_for_runs(self) -> None:
         for file in (self._folder / RUN_FILE, *self._folder.glob(f"*/{RUN_FILE}")):

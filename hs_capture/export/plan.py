@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from hs_capture.errors import ConfigError
 from hs_capture.export.formats import Context, Format
 from hs_capture.export.sidecar import Sidecar
-from hs_capture.selection import Selection, select
+from hs_capture.selection import Origin, Selection, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from hs_capture.format.run import RunInfo
     from hs_capture.samples import Sample
     from hs_capture.store import Capture, CaptureStore, FinalState
 
@@ -67,15 +66,16 @@ def make_plan(store: CaptureStore, format_: Format, wish: Wish) -> Plan:
             f"--format {format_.name} needs the package {format_.requires}: "
             f"pip install {format_.requires}"
         )
-    selection = select(store, wish.rids, wish.weights_version)
+    selection = select(
+        store, wish.rids, wish.weights_version, layers_are_chosen=wish.layers is not None
+    )
     if not selection.positions:
         said = ", ".join(f"{count} {why}" for why, count in selection.left_out.items())
         raise ConfigError(f"{store.path}: no capture to export ({said or 'the store is empty'})")
     jobs = list(_jobs(store, selection))
-    _require_one_model(store.runs, wish)
     first = jobs[0].capture
     layers = _layers(format_, first, wish)
-    state = _state(format_, store, first, wish)
+    state = _state(format_, store.path, list(_offers(selection.origins, first)), wish)
     sidecar = Sidecar.of(format_, first, layers, state, masks=selection.samples is not None)
     context = Context(layers, state, sidecar.words(), first.hidden_size, first.metadata["dtype"])
     return Plan(store.path, format_, context, jobs, selection.left_out, sidecar)
@@ -87,21 +87,6 @@ def _jobs(store: CaptureStore, selection: Selection) -> Iterator[Job]:
         sample = None if selection.samples is None else selection.samples[place]
         source = capture.path.relative_to(store.path).as_posix()
         yield Job(place if sample is None else sample.number, source, capture, sample)
-
-
-def _require_one_model(runs: Sequence[RunInfo], wish: Wish) -> None:
-    """A trainer cannot tell the states of two models apart."""
-    for run in runs[1:]:
-        for what, first, here in (
-            ("model", runs[0].config_digest, run.config_digest),
-            ("dtype", runs[0].dtype, run.dtype),
-            ("choice of layers", runs[0].layer_ids, run.layer_ids),
-        ):
-            if first != here and not (what == "choice of layers" and wish.layers is not None):
-                raise ConfigError(
-                    f"runs {runs[0].run_id} and {run.run_id} differ in their {what}: {first} and "
-                    f"{here}; export each run by itself"
-                )
 
 
 def _layers(format_: Format, first: Capture, wish: Wish) -> tuple[int, ...]:
@@ -129,13 +114,12 @@ def _layers(format_: Format, first: Capture, wish: Wish) -> tuple[int, ...]:
     return layers
 
 
-def _state(format_: Format, store: CaptureStore, first: Capture, wish: Wish) -> FinalState:
+def _state(format_: Format, store_path: Path, offers: list[set[str]], wish: Wish) -> FinalState:
     if wish.state is not None and wish.state not in format_.states:
         raise ConfigError(
             f"--final {wish.state}: {format_.trainer} expects {' or '.join(format_.states)}"
         )
     wanted = format_.states if wish.state is None else (wish.state,)
-    offers = list(_offers(store, first))
     for state in wanted:
         if all(state in offered for offered in offers):
             return state
@@ -147,16 +131,16 @@ def _state(format_: Format, store: CaptureStore, first: Capture, wish: Wish) -> 
         why = "post_norm is derived with the norm that run.json holds, and there is none"
     raise ConfigError(
         f"{format_.trainer} expects the {' or '.join(wanted)} final state, and "
-        f"{store.path} has {' and '.join(has) or 'none'}: {why}"
+        f"{store_path} has {' and '.join(has) or 'none'}: {why}"
     )
 
 
-def _offers(store: CaptureStore, first: Capture) -> Iterator[set[str]]:
+def _offers(origins: Sequence[Origin], first: Capture) -> Iterator[set[str]]:
     """The final states that can be had, of each run and of captures without one."""
-    for run in store.runs:
-        derived = {"post_norm"} if run.norm is not None and "pre_norm" in run.final else set()
-        yield {*run.final, *derived}
-    if not store.runs:
+    for run, version in origins:
+        derivable = run.norm_of(version) is not None and "pre_norm" in run.final
+        yield {*run.final, *({"post_norm"} if derivable else ())}
+    if not origins:
         yield set(first.metadata["final"])
 
 

@@ -79,6 +79,9 @@ class Session:
         self._taken = False
         self._reused = False
         self._run_file: RunFile | None = None
+        # A trainer may send a model in hundreds of pieces, each a change of its own. So a norm is
+        # written when there are rows to read with it.
+        self._norm_is_new = False
         self._tap: Tap | None = None
         self._producer: Producer | None = None
         if plan.ranks.holds_full_rows:
@@ -105,10 +108,18 @@ class Session:
         """Say that the weights are others from now on. What is open is of the earlier ones."""
         self._weights.change()
         self._break_off()
-        if self._run_file is not None:
-            norm = norm_weight(self._attachment.model.norm)
-            self._run_file.add_norm(self._weights.version, norm)
+        self._norm_is_new = True
+        if self._tap is not None:
             logger.info("hs-capture: the weights were changed: version %d", self._weights.version)
+
+    def _write_norm(self) -> None:
+        """Add the norm of the weights to run.json; the next batch tries again if that fails."""
+        if self._run_file is not None:
+            with self._guard("adding a norm to run.json"):
+                self._run_file.add_norm(
+                    self._weights.version, norm_weight(self._attachment.model.norm)
+                )
+                self._norm_is_new = False
 
     def _break_off(self) -> None:
         if self._tap is not None:
@@ -128,6 +139,8 @@ class Session:
                 self._reused = False
             if gone:
                 self._tap.forget(gone)
+        if batch is not None and batch.rows and self._norm_is_new:
+            self._write_norm()
 
     def end(self) -> None:
         """Say that the batch has run. Wanted rows that did not come by are recorded as lost."""

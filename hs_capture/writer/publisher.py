@@ -115,7 +115,12 @@ class Publisher:
             weights_version=record.request.weights_version,
             lora=record.request.lora,
         )
-        record.path.rename(path)
+        try:
+            record.path.rename(path)
+        except OSError:
+            # It is finished, so nobody else would remove it, on a file system that may be full.
+            record.path.unlink(missing_ok=True)
+            raise
         self._tell(entry)
 
     def give_up(self, key: int, rid: str, num_tokens: int, reason: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from capture_files import RUN, states, write_capture, write_run
+from capture_files import RUN, norm_weight, states, write_capture, write_run
 from hs_capture import ConfigError, HiddenStatesDataset, open_store
 from hs_capture.selection import select
 
@@ -34,6 +36,29 @@ def test_weights_are_never_mixed(tmp_path: Path) -> None:
     chosen = select(store, weights_version=2)
     assert chosen.positions == [1, 2]
     assert chosen.left_out == {"of other weights": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"config_digest": "other"}, "model: 00112233 and other"),
+        ({"dtype": "bfloat16"}, "dtype: float32 and bfloat16"),
+        ({"layer_ids": (1, 2)}, "choice of layers"),
+        ({"norm": norm_weight([2.0, 2.0, 2.0, 2.0])}, "weights; take each run by itself"),
+    ],
+)
+def test_runs_that_are_not_alike_make_no_dataset(
+    tmp_path: Path, change: dict[str, Any], what: str
+) -> None:
+    """Two servers may have had other layers, or other weights of one model."""
+    first = replace(RUN, norm=norm_weight([1.0, 1.0, 1.0, 1.0]))
+    for number, info in enumerate((first, replace(first, run_id="run-b", created=2e9, **change))):
+        run = write_run(tmp_path, info)
+        streams = {f"layer.{layer}": states(3) for layer in info.layer_ids}
+        write_capture(run, 0, f"r{number}", streams)
+    with pytest.raises(ConfigError, match=what):
+        HiddenStatesDataset(tmp_path, final="pre_norm")
+    assert len(HiddenStatesDataset(tmp_path, final="pre_norm", rids="r1")) == 1
 
 
 def test_a_dataset_takes_the_weights_that_are_asked_for(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capture_files import RUN, write_capture, write_run
+from capture_files import RUN, norm_weight, write_capture, write_run
 from hs_capture import Capture, StoreNotFoundError, stream
 from unit.export.stores import streams, write_store
 
@@ -34,6 +34,19 @@ def test_the_next_servers_run_is_followed_too(tmp_path: Path) -> None:
     later = write_run(tmp_path, replace(RUN, run_id="run-b", created=2000.0))
     write_capture(later, 0, "of-b", streams(3))
     assert next(captures).rid == "of-b"
+
+
+def test_the_norm_of_changed_weights_is_there_in_time(tmp_path: Path) -> None:
+    """run.json gets it while the stream goes on."""
+    first = replace(RUN, norm=norm_weight([1.0, 1.0, 1.0, 1.0]))
+    run = write_run(tmp_path, first)
+    write_capture(run, 0, "before", streams(3))
+    captures = follow(tmp_path)
+    before = next(captures).last_hidden_states("post_norm")
+    replace(first, norms={"1": norm_weight([2.0, 2.0, 2.0, 2.0])}).write(run / "run.json")
+    write_capture(run, 1, "after", streams(3), weights_version=1)
+    after = next(captures).last_hidden_states("post_norm")
+    assert (after == 2 * before).all()
 
 
 def test_a_directory_may_be_empty_at_first(tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ def test_whoever_may_read_the_files_may_enter_their_folder(
     assert stat.S_IMODE((tmp_path / "000000").stat().st_mode) == folder_mode
 
 
+def test_a_file_that_cannot_have_its_name_is_not_left(tmp_path: Path) -> None:
+    (tmp_path / "000000" / "000000000-a.hsc").mkdir(parents=True)
+    publisher = Publisher(config(tmp_path))
+    with pytest.raises(IsADirectoryError):
+        publisher.publish(record(tmp_path, "a"))
+    publisher.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"000000", INDEX}
+    assert read_index(tmp_path / INDEX) == []
+
+
 def test_a_later_writer_goes_on_counting(tmp_path: Path) -> None:
     """Behind what the index names, and behind files that it does not name yet."""
     first = Publisher(config(tmp_path))
