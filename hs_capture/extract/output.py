@@ -59,7 +59,16 @@ class OutputRun:
         if self._index_path.exists():
             cut_torn_line(self._index_path)
         self._source_index = IndexTail(source / self._index_path.name)
-        self._told = {entry.sequence for entry in self._entries() if entry.file is None}
+        self._lost: list[IndexEntry] = []
+        """Losses that were read from the source and are not in the output's index yet."""
+        self._told: set[int] = set()
+        self._keys: set[int | None] = set()
+        """The requests that have a capture here."""
+        for entry in self._entries():
+            if entry.file is None:
+                self._told.add(entry.sequence)
+            else:
+                self._keys.add(entry.key)
 
     def stage(self, source: Path) -> Staged:
         """Copy the capture at `source` to the output's file system and check the copy.
@@ -109,21 +118,35 @@ class OutputRun:
         for folder in {item.part.parent for item in staged}:
             sync_folder(folder)
         self._append(lines)
+        self._keys.update(entry.key for entry in named)
         return named
 
     def carry_losses(self) -> int:
         """Tell the output's index of requests that the server gave up without a file.
 
-        Returns how many there were since this was last called.
+        Returns how many there were since this was last called. After an `OSError` none of them is
+        told, and the next call tells them all.
         """
-        lost = []
-        with suppress(FormatError):
-            # A broken line is verify's to report; it cannot name a file that is not there.
-            lost = [entry for entry in self._source_index.read() if entry.file is None]
-        new = [entry for entry in lost if entry.sequence not in self._told]
+        self._read_losses()
+        new = [entry for entry in self._lost if not self._is_known(entry)]
         self._append(new)
         self._told.update(entry.sequence for entry in new)
+        self._lost.clear()
         return len(new)
+
+    def _read_losses(self) -> None:
+        while True:
+            # A broken line is verify's to report; the next read goes on behind it.
+            with suppress(FormatError):
+                for entry in self._source_index.read():
+                    if entry.file is None:
+                        self._lost.append(entry)
+                return
+
+    def _is_known(self, lost: IndexEntry) -> bool:
+        """Whether a loss was told before, or is none: a capture that was moved before the writer
+        could index it is taken for lost by the writer's successor."""
+        return lost.sequence in self._told or (lost.key is not None and lost.key in self._keys)
 
     def _describe(self) -> None:
         """Bring the output's run.json up to the source's, which grows when weights are changed."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,6 +145,41 @@ def test_incomplete_captures_move_and_losses_are_told(tmp_path: Path) -> None:
     lines = read_index(output / "run-a" / "index-tp0.jsonl")
     assert [line.rid for line in lines] == ["part", "lost"]
     assert lines[1] == lost
+
+
+def loss(sequence: int, key: int | None = None) -> IndexEntry:
+    """A request without a file."""
+    rid, gone = f"lost{sequence}", ((0, 9),)
+    return IndexEntry(sequence, None, rid, 9, 0, False, "dropped", gone, 0, 0, 5.0, key)
+
+
+def test_losses_around_a_broken_line_are_told(tmp_path: Path) -> None:
+    run, output = write_run(tmp_path / "dump"), tmp_path / "store"
+    lines = append_line(loss(0)), b"{broken\n", b"[]\n", append_line(loss(1))
+    (run / "index-tp0.jsonl").write_bytes(b"".join(lines))
+    mover = drain(tmp_path / "dump", output)
+    assert mover.moved.lost == 2
+    mover.drain()
+    assert mover.moved.lost == 2
+    assert read_index(output / "run-a" / "index-tp0.jsonl") == [loss(0), loss(1)]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["following", "started again"])
+def test_a_request_whose_capture_was_moved_is_not_lost(tmp_path: Path, again: bool) -> None:
+    """A drain may take a capture before its line is there, and then the writer dies."""
+    dump, output = tmp_path / "dump", tmp_path / "store"
+    run = write_run(dump)
+    rows = {"layer.1": states(3)}
+    write_capture(run, 0, "r", rows, indexed=False, key=7)
+    write_capture(run, 1, "without", rows, indexed=False)
+    mover = drain(dump, output)
+    with (run / "index-tp0.jsonl").open("ab") as index:
+        index.write(b"".join(map(append_line, [loss(5, key=7), loss(6, key=8), loss(7)])))
+    mover = Drain(dump, output) if again else mover
+    mover.drain()
+    assert mover.moved.lost == 2
+    lines = read_index(output / "run-a" / "index-tp0.jsonl")
+    assert [line for line in lines if line.file is None] == [loss(6, key=8), loss(7)]
 
 
 def test_a_damaged_capture_stays_and_is_named(
@@ -290,6 +326,24 @@ def test_a_full_disk_keeps_the_source(
     subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
     drain(dump, output)
     assert_all_once(output, told)
+
+
+def test_losses_wait_for_room(tmp_path: Path, disk: Path) -> None:
+    """Those that a full disk does not take are told when there is room again."""
+    run = write_run(tmp_path / "dump")
+    taken = OutputRun(run, disk / "store")
+    (run / "index-tp0.jsonl").write_bytes(append_line(loss(0)))
+    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    with pytest.raises(OSError, match="No space left"):
+        taken.carry_losses()
+    with (run / "index-tp0.jsonl").open("ab") as index:
+        index.write(append_line(loss(1)))
+    (disk / "filler").unlink()
+    assert taken.carry_losses() == 2
+    assert taken.carry_losses() == 0
+    assert read_index(disk / "store" / "run-a" / "index-tp0.jsonl") == [loss(0), loss(1)]
 
 
 def test_follow_waits_for_room(tmp_path: Path, disk: Path) -> None:
