@@ -73,6 +73,11 @@ class Arrivals:
         if future is not None and future.done():
             _remove(future.result())
 
+    def leave(self, rid: str) -> None:
+        """Nobody waits for `rid` any more, and its capture, which came, stays where it is."""
+        with self._lock:
+            self._waited_for.pop(rid, None)
+
     def look(self) -> None:
         """Take what was published since the last look."""
         for folder in run_folders(self.dump_dir):

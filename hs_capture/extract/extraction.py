@@ -147,6 +147,10 @@ class Extraction:
             except (ServerError, FormatError, FileNotFoundError) as error:
                 # A file that is gone was taken by somebody else who reads this dump directory.
                 found = str(error)
+            except OSError:
+                # The output takes no more, and this may be the only copy of the capture.
+                server.arrivals.leave(rid)
+                raise
             finally:
                 server.arrivals.forget(rid)
             if found is None:

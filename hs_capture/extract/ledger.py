@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 
+from hs_capture.errors import ConfigError
 from hs_capture.extract.output import OutputRun, Staged, append_durably, remove_sources
 from hs_capture.format.catalog import RUN_FILE
 from hs_capture.format.index import IndexEntry, cut_torn_line
@@ -57,6 +58,9 @@ class Ledger:
         self._has = bytearray(rows)
         self._runs: dict[Path, OutputRun] = {}
         self._runs_lock = threading.Lock()
+        self._weights: dict[Path, int] = {}
+        """The version of the weights that computed the captures of a run, by its folder here."""
+        self._weights_lock = threading.Lock()
         self._tickets: list[_Ticket] = []
         self._tickets_lock = threading.Lock()
         self._commit_lock = threading.Lock()
@@ -76,13 +80,28 @@ class Ledger:
     def enter(self, run: OutputRun, staged: Staged, sample: Sample) -> None:
         """Publish a staged capture with the line of its sample; both are durable on return.
 
-        Raises `OSError` when the output takes no more; the source is still there then.
+        Raises `OSError` when the output takes no more; the source is still there then. Raises
+        `ConfigError` for a capture of other weights than those of this run that are here already.
         """
+        try:
+            self._require_same_weights(run.path, staged.entry.weights_version)
+        except ConfigError:
+            run.discard(staged)
+            raise
         self._commit(_Ticket(run, staged, staged.entry, sample))
 
     def claim(self, entry: IndexEntry, sample: Sample) -> None:
         """Add the line of a sample whose capture is in the store already."""
         self._commit(_Ticket(None, None, entry, sample))
+
+    def _require_same_weights(self, run: Path, version: int) -> None:
+        with self._weights_lock:
+            there = self._weights.setdefault(run, version)
+        if version != there:
+            raise ConfigError(
+                f"the server's weights were changed: this capture is of version {version}, those "
+                f"of {run} are of version {there}: start the server again"
+            )
 
     def _commit(self, ticket: _Ticket) -> None:
         """Commit this ticket together with all that others have brought by then.
@@ -127,6 +146,7 @@ class Ledger:
                 continue
             if not (folder / entry.file).exists():
                 continue
+            self._weights.setdefault(folder, entry.weights_version)
             if lined[number]:
                 self._has[number] = 1
                 self.totals.add(entry)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import subprocess
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from capture_files import states, write_capture, write_run
-from hs_capture import open_store
+from capture_files import RUN, states, write_capture, write_run
+from hs_capture import ConfigError, open_store
 from hs_capture.extract.judgement import problem_of
 from hs_capture.extract.ledger import Ledger, number_of, rid_of
 from hs_capture.format.index import read_index
@@ -116,6 +117,29 @@ def test_a_full_disk_leaves_the_source_and_no_half_line(tmp_path: Path) -> None:
         assert len(read_index(disk / "out" / "run-a" / "index-tp0.jsonl")) == 1
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["in one session", "started again"])
+def test_a_run_has_captures_of_one_version_of_the_weights(tmp_path: Path, again: bool) -> None:
+    """A later session knows the version, too; another run may have another."""
+    run, files = published(tmp_path / "dump", 1)
+    other = write_run(tmp_path / "dump", replace(RUN, run_id="run-b"))
+    rows = {"layer.1": states(3)}
+    for number, folder in ((1, run), (2, other)):
+        entry = write_capture(folder, number, sample(number).rid, rows, weights_version=1)
+        files.append(folder / str(entry.file))
+    output = tmp_path / "out"
+    ledger = Ledger(output, KEY, 3)
+    ledger.enter(*ledger.stage(run, files[0]), sample(0))
+    if again:
+        ledger = Ledger(output, KEY, 3)
+    target, staged = ledger.stage(run, files[1])
+    with pytest.raises(ConfigError, match=r"is of version 1, those of .*/run-a are of version 0:"):
+        ledger.enter(target, staged, sample(1))
+    assert not staged.part.exists()
+    ledger.enter(*ledger.stage(other, files[2]), sample(2))
+    assert read_samples(output).keys() == {sample(0).rid, sample(2).rid}
+    assert sorted(open_store(output).rids()) == [sample(0).rid, sample(2).rid]
 
 
 ROWS = states(3)
