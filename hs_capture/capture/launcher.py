@@ -117,23 +117,32 @@ class WriterLauncher:
             self._bell = bell
 
     def _watch(self) -> None:
-        """Start another writer whenever one dies, until `hang_up`."""
-        while self._outlives_writer():
+        """Start another writer whenever one dies, until `hang_up`.
+
+        If it is dead by then, a last one is started all the same: it finds the ring, and the end.
+        """
+        ending = False
+        while not ending:
+            told = self._sleep()
+            ending = self._end in told
+            if self._bell not in told:
+                continue
             with self._lock:
                 self.lost_before = self._producer.released
             self._close_bell()
             while self._bell < 0:
-                if self._ends_within(self._pause()):
-                    return
+                ending = self._ends_within(self._pause()) or ending
                 self._start_another()
+                if ending:
+                    break
 
-    def _outlives_writer(self) -> bool:
-        """Sleep until the writer is dead (true) or has to end (false)."""
+    def _sleep(self) -> dict[int, int]:
+        """Sleep until the writer is dead, or has to end; return which, by descriptor."""
         poll = select.poll()
         poll.register(self._end, select.POLLIN)
         # Nothing is asked for: an error is always told, and that nobody reads any more is one.
         poll.register(self._bell, 0)
-        return self._end not in dict(poll.poll())
+        return dict(poll.poll())
 
     def _ends_within(self, seconds: float) -> bool:
         poll = select.poll()

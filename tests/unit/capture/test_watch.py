@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -40,6 +41,30 @@ def test_many_deaths_in_a_row_cost_an_idle_server_nothing(tmp_path: Path) -> Non
     assert_complete(server.store()["r0"], request)
 
 
+def test_a_writer_that_dies_as_the_server_ends_has_a_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are news to the thread that minds it; what is in the ring is stored all the same."""
+    request = prompt(0, 20)
+    with CaptureServer(tmp_path) as server:
+        sleep, ends = server.launcher._sleep, select.poll()
+        ends.register(server.launcher._end, select.POLLIN)
+
+        def sleep_until_the_end() -> dict[int, int]:
+            ends.poll()
+            return sleep()
+
+        monkeypatch.setattr(server.launcher, "_sleep", sleep_until_the_end)
+        server.kill_writer()
+        pid = server.stop_writer()
+        server.prefill((request, 0, 20))
+        dies = select.poll()
+        dies.register(server.launcher._bell, 0)
+        os.kill(pid, signal.SIGKILL)
+        assert dies.poll(60_000)
+    assert_complete(server.store()["r0"], request)
+
+
 def test_a_writer_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -65,14 +90,15 @@ def test_a_writer_that_cannot_be_started_is_tried_again(
 def test_the_server_may_end_while_no_writer_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even in the middle of a long pause the thread that minds the writer ends at once."""
+    """Even in the middle of a long pause the thread that minds the writer tries once and ends."""
     monkeypatch.setattr(launcher, "FREE_RESTARTS", 0)
     monkeypatch.setattr(launcher, "PAUSE_SECONDS", 3600.0)
     monkeypatch.setattr(launcher, "MAX_PAUSE_SECONDS", 3600.0)
     with CaptureServer(tmp_path) as server:
         os.kill(server.writer_pid(), signal.SIGKILL)
         wait_until(lambda: server.launcher._bell < 0, "the end of the writer")
-    assert server.counter("writer_restarts") == 0
+        assert server.counter("writer_restarts") == 0
+    assert server.counter("writer_restarts") == 1
 
 
 def test_the_server_may_end_with_its_writer(tmp_path: Path) -> None:
