@@ -16,7 +16,7 @@ from harness.reference import Reference
 from harness.server import Serve, ServerConfig
 from hs_capture import open_store
 
-# Every function of ours that SGLang runs while it serves, from the outside in.
+# What SGLang runs of ours with each batch, from the outside in.
 FAULTS = [
     "hs_capture.hooks.session:Session.snapshot",
     "hs_capture.hooks.session:Session.begin",
