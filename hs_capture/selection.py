@@ -74,7 +74,8 @@ def select(
     if len(versions) > 1:
         raise ConfigError(
             f"{store.path}: the weights were changed while these were captured, they are of "
-            f"versions {', '.join(map(str, sorted(versions)))}; choose one (weights_version)"
+            f"versions {', '.join(map(str, sorted(versions)))}; choose one "
+            "(weights_version=N, --weights-version N)"
         )
     origins = _origins(store, chosen.values())
     _require_alike(origins, layers_are_chosen)

@@ -31,7 +31,9 @@ def test_captures_with_an_adapter_are_left_out_and_counted(tmp_path: Path) -> No
 
 def test_weights_are_never_mixed(tmp_path: Path) -> None:
     store = open_store(store_of(tmp_path, {}, {"weights_version": 2}, {"weights_version": 2}))
-    with pytest.raises(ConfigError, match=r"versions 0, 2; choose one \(weights_version\)"):
+    with pytest.raises(
+        ConfigError, match=r"versions 0, 2; choose one \(weights_version=N, --weights-version N\)"
+    ):
         select(store)
     chosen = select(store, weights_version=2)
     assert chosen.positions == [1, 2]
