@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import threading
 import time
@@ -51,6 +52,21 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
     while not true():
         assert time.monotonic() < deadline, f"{what} has not come in {SECONDS} s"
         time.sleep(0.005)
+
+
+def kill(pid: int) -> None:
+    """Kill a process and wait until it is dead: the signal alone only says that it will be."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        dead = select.poll()
+        dead.register(process, select.POLLIN)
+        assert dead.poll(SECONDS * 1000), f"process {pid} did not die in {SECONDS} s"
+    finally:
+        os.close(process)
 
 
 def prompt(key: int, length: int, rid: str | None = None, cached: int = 0) -> Request:
@@ -173,7 +189,7 @@ class CaptureServer:
         if error is not None:
             # The writer may be frozen; the error is what is to be seen.
             for pid in self.writers():
-                os.kill(pid, signal.SIGKILL)
+                kill(pid)
         left = processes.wait_until_gone(-1, self.mark, SECONDS)
         for process in left:
             os.kill(process.pid, signal.SIGKILL)
@@ -208,9 +224,19 @@ class CaptureServer:
         """Wait until the writer has stored all that was sent."""
         wait_until(lambda: self.drained, "an empty ring")
 
+    @property
+    def minds_a_writer(self) -> bool:
+        """Whether the launcher has a writer, and that one lives."""
+        with self.launcher._lock:
+            if self.launcher._bell < 0:
+                return False
+            dies = select.poll()
+            dies.register(self.launcher._bell, 0)
+            return not dies.poll(0)
+
     def writer_pid(self) -> int:
-        """The process id of the writer that runs now."""
-        wait_until(lambda: len(self.writers()) == 1, "one writer")
+        """The process id of the writer that runs now, and that the launcher has taken note of."""
+        wait_until(lambda: self.minds_a_writer and len(self.writers()) == 1, "one writer")
         return self.writers()[0]
 
     def writers(self) -> list[int]:
@@ -225,10 +251,9 @@ class CaptureServer:
         return pid
 
     def kill_writer(self) -> None:
-        """Kill the writer, as a machine short of memory does, and wait until that is noticed."""
-        noticed = self.counter("writer_restarts")
-        os.kill(self.writer_pid(), signal.SIGKILL)
-        wait_until(lambda: self.counter("writer_restarts") > noticed, "another writer")
+        """Kill the writer, as a machine short of memory does, and wait for the next one."""
+        kill(self.writer_pid())
+        wait_until(lambda: self.minds_a_writer, "another writer")
 
     def counter(self, name: str) -> int:
         """What the server has counted."""

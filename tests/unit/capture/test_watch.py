@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capture_server import CaptureServer, assert_complete, prompt, wait_until
+from capture_server import CaptureServer, assert_complete, kill, prompt, wait_until
 from hs_capture.capture import launcher
 
 
@@ -58,10 +58,7 @@ def test_a_writer_that_dies_as_the_server_ends_has_a_successor(
         server.kill_writer()
         pid = server.stop_writer()
         server.prefill((request, 0, 20))
-        dies = select.poll()
-        dies.register(server.launcher._bell, 0)
-        os.kill(pid, signal.SIGKILL)
-        assert dies.poll(60_000)
+        kill(pid)
     assert_complete(server.store()["r0"], request)
 
 
@@ -75,7 +72,7 @@ def test_a_writer_that_cannot_be_started_is_tried_again(
     with CaptureServer(tmp_path) as server:
         python = sys.executable
         monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-        server.kill_writer()
+        kill(server.writer_pid())
         wait_until(lambda: server.counter("hook_errors") >= 3, "failures")
         server.prefill((request, 0, 20))
         assert server.counter("blocked_microseconds") == 0
@@ -95,7 +92,7 @@ def test_the_server_may_end_while_no_writer_can_be_started(
     monkeypatch.setattr(launcher, "PAUSE_SECONDS", 3600.0)
     monkeypatch.setattr(launcher, "MAX_PAUSE_SECONDS", 3600.0)
     with CaptureServer(tmp_path) as server:
-        os.kill(server.writer_pid(), signal.SIGKILL)
+        kill(server.writer_pid())
         wait_until(lambda: server.launcher._bell < 0, "the end of the writer")
         assert server.counter("writer_restarts") == 0
     assert server.counter("writer_restarts") == 1
@@ -103,4 +100,4 @@ def test_the_server_may_end_while_no_writer_can_be_started(
 
 def test_the_server_may_end_with_its_writer(tmp_path: Path) -> None:
     with CaptureServer(tmp_path) as server:
-        os.kill(server.writer_pid(), signal.SIGKILL)
+        kill(server.writer_pid())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from capture_server import (
     CaptureServer,
     assert_complete,
     assert_incomplete,
+    kill,
     prompt,
     wait_until,
 )
@@ -115,7 +114,7 @@ def test_writers_may_die_again_and_again(tmp_path: Path) -> None:
             if request.key % 3 == 1:
                 time.sleep(0.01 * request.key)
                 for pid in server.writers():
-                    os.kill(pid, signal.SIGKILL)
+                    kill(pid)
             server.prefill((request, 20, 15))
         server.kill_writer()
         server.prefill((prompt(12, 35), 0, 35))
@@ -138,7 +137,7 @@ def test_a_dead_writer_is_replaced_while_the_server_waits_for_room(tmp_path: Pat
         pid = server.stop_writer()
         for request in requests[:4]:
             server.prefill((request, 0, 40))
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
         for request in requests[4:]:
             server.prefill((request, 0, 40))
         assert server.counter("writer_restarts") == 1
