@@ -33,9 +33,14 @@ class Tally:
         if rows and self._dropping_since is None:
             self._dropping_since = time.perf_counter_ns()
 
-    def blocked(self, began: int) -> None:
-        """Count the time since `began` (``time.perf_counter_ns``), spent waiting for room."""
-        self._count("blocked_microseconds", _microseconds_since(began))
+    def blocked(self, since: int) -> int:
+        """Count the time from `since` (``time.perf_counter_ns``) until now, spent waiting for room.
+
+        Returns the end of what is counted by now: whole microseconds.
+        """
+        microseconds = _microseconds_since(since)
+        self._count("blocked_microseconds", microseconds)
+        return since + 1000 * microseconds
 
 
 def _microseconds_since(began: int) -> int:

@@ -266,21 +266,20 @@ class Tap:
         if self._dropping and self._producer.free < self._producer.region.capacity // 2:
             return None
         self._dropping = False
-        started = time.monotonic()
+        began = until = time.perf_counter_ns()
         while True:
             self._pay_owed()
             if not self._owed and payload + message + kept <= self._producer.free:
                 slot = self._producer.reserve(message, payload)
                 if slot is not None:
                     return slot
-            waited = time.monotonic() - started
-            if not self._overload.block or waited >= self._overload.timeout:
+            waited = until - began
+            if not self._overload.block or waited >= 1e9 * self._overload.timeout:
                 self._dropping = self._overload.block
                 return None
-            began = time.perf_counter_ns()
             self._wake()
             time.sleep(POLL_SECONDS)
-            self._tally.blocked(began)
+            until = self._tally.blocked(until)
 
     def _fill_ids(self, payload: memoryview, draft: Draft) -> None:
         """Put the token ids of the opened requests behind the rows."""

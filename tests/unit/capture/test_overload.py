@@ -55,17 +55,17 @@ def test_the_server_is_held_up_until_there_is_room(tmp_path: Path) -> None:
 
 def test_after_the_timeout_rows_are_dropped_without_further_waiting(tmp_path: Path) -> None:
     """The wait is paid once, not by every pass, and word of each dropped request goes out."""
-    with CaptureServer(tmp_path, block=True, timeout=0.4) as server:
+    with CaptureServer(tmp_path, block=True, timeout=2.0) as server:
         pid = server.stop_writer()
         started = time.monotonic()
         _fill(server)
         waited = 1e6 * (time.monotonic() - started)
         blocked = server.counter("blocked_microseconds")
-        assert 390_000 < blocked <= waited
+        assert 2_000_000 <= blocked <= waited
         os.kill(pid, signal.SIGCONT)
     dropped = _assert_all_told(server)
     assert dropped >= 4
-    assert blocked < dropped * 400_000
+    assert blocked < dropped * 2_000_000
 
 
 def test_once_the_ring_is_half_empty_rows_are_taken_again(tmp_path: Path) -> None:
@@ -114,7 +114,8 @@ def test_word_that_finds_no_room_at_all_goes_out_later(tmp_path: Path) -> None:
             server.prefill((request, 0, 40))
         server.tap.forget([request.key for request in long])
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: server.producer.free > 500_000, "room in the ring")
+        # Rows come behind all that is owed, so there must be room for both.
+        server.wait_drained()
         last = prompt(99, 3)
         server.prefill((last, 0, 3))
         server.wait_drained()
