@@ -21,8 +21,7 @@ NICENESS = 5
 def main() -> None:
     """Detach from the server, then write until it is gone."""
     config = WriterConfig.decode(sys.stdin.buffer.read())
-    if os.fork():
-        os._exit(0)
+    # Before the fork, so that the writer is as it shall be when the server hears that it is there.
     # A service manager signals every process of a server. This one ends when the server has.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -30,6 +29,8 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.nice(NICENESS)
+    if os.fork():
+        os._exit(0)
     logging.basicConfig(format="%(message)s")
     Writer(config).run()
 

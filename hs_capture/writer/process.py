@@ -141,7 +141,7 @@ class Writer:
             self._server_gone_at = time.monotonic()
 
     def _write_status(self, state: str) -> None:
-        for name, value in self._publisher.counters.items():
+        for name, value in self._publisher.counted().items():
             self._ring.tell(name, value)
         self._ring.tell("writer_errors", self._errors_before + self._faults.count)
         self._ring.tell("open_records", self._assembler.open_records)

@@ -142,6 +142,11 @@ class Publisher:
             )
         )
 
+    def counted(self) -> dict[str, int]:
+        """Return the counters as they are between two records."""
+        with self._lock:
+            return dict(self.counters)
+
     def pay_owed(self) -> None:
         """Write the lines that found no room so far, as far as there is some now."""
         with self._lock:
