@@ -59,11 +59,19 @@ def of_this_run() -> list[Process]:
 
 
 def wait_until_gone(pid: int, mark: str, seconds: float) -> list[Process]:
-    """Wait until nothing of a server runs any more; return what still runs after ``seconds``."""
+    """Wait until nothing of a server runs any more; return what still runs after ``seconds``.
+
+    A process that dies has lost its environment, and with it the mark, before it has closed its
+    files. So whatever was seen once is waited for until it is dead.
+    """
     deadline = time.monotonic() + seconds
-    while (left := of_server(pid, mark)) and time.monotonic() < deadline:
+    seen: set[int] = set()
+    while True:
+        seen.update(process.pid for process in of_server(pid, mark))
+        left = [process for process in running() if process.pid in seen]
+        if not left or time.monotonic() > deadline:
+            return left
         time.sleep(0.05)
-    return left
 
 
 def shared_memory(pid: int, mark: str) -> set[Path]:

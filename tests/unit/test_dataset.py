@@ -142,7 +142,7 @@ def test_loader_workers_read_the_same_forked_and_spawned(tmp_path: Path) -> None
         [sys.executable, script, tmp_path / "store"],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
         env={**os.environ, "PYTHONPATH": ""},
     )

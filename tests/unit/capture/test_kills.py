@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from capture_server import SECONDS, assert_complete, prompt, wait_until
+from capture_server import SECONDS, assert_complete, kill, prompt, wait_until
 from harness import processes
 from hs_capture import open_store
 from hs_capture.format.index import read_index
@@ -51,9 +52,13 @@ def _kill(servers: subprocess.Popen[str], run_dir: Path, moment: float, with_wri
     wait_until(lambda: index.exists() and index.stat().st_size > 0, "a capture")
     time.sleep(moment)
     writers = [process.pid for process in processes.of_server(-1, mark)] if with_writer else []
-    for victim in {int(pid), *writers}:
-        os.kill(victim, signal.SIGKILL)
+    # The server first: it would start another writer. Both end at once all the same.
+    for victim in (int(pid), *writers):
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
     _assert_sound(run_dir)
+    for victim in (int(pid), *writers):
+        kill(victim)
     assert processes.wait_until_gone(int(pid), mark, SECONDS) == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capture_server import WRITER_HOST, CaptureServer, assert_complete, prompt
+from capture_server import WRITER_HOST, CaptureServer, assert_complete, prompt, wait_until
 from harness.atomically import write_text
 from hs_capture.soundness import examine, newest_files
 from hs_capture.writer import process
@@ -63,6 +62,8 @@ def test_dropped_and_captured_and_aborted_are_all_that_was_sent(tmp_path: Path) 
         for key in range(20, 30):
             server.prefill((prompt(key, LENGTH), 0, 15))
         server.tap.forget([28, 29])
+        # The disk is fast now; the machine need not be.
+        server.wait_drained()
         for key in range(20, 28):
             server.prefill((prompt(key, LENGTH), 15, LENGTH - 15))
     reasons = _assert_all_sound(server, 30)
@@ -76,14 +77,17 @@ def test_dropped_and_captured_and_aborted_are_all_that_was_sent(tmp_path: Path) 
 def test_at_the_servers_end_the_writer_works_on_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not stored by then is told. The writer runs in this process here."""
+    """What is not stored by then is told. The writer runs in this process here.
+
+    Once there is a capture, the disk takes nothing more until the writer has given up.
+    """
     pwritev = os.pwritev
 
     def slow(file: int, parts: Sequence[memoryview], offset: int) -> int:
-        time.sleep(0.2)
+        if writer._publisher.counted()["captures"] > 0:
+            wait_until(lambda: writer._assembler._given_up is not None, "the end of its time")
         return pwritev(file, parts, offset)
 
-    monkeypatch.setattr(os, "pwritev", slow)
     monkeypatch.setattr(process, "LAST_WORK_SECONDS", 0.5)
     server = CaptureServer(tmp_path, buffer=1 << 23)
     for key in range(24):
@@ -91,6 +95,7 @@ def test_at_the_servers_end_the_writer_works_on_for_a_bounded_time(
     bell, ring_it = os.pipe()
     config = replace(server.config, ring=server.producer.descriptor, bell=bell)
     writer = process.Writer(config)
+    monkeypatch.setattr(os, "pwritev", slow)
     os.close(ring_it)
     writer.run()
     reasons = _assert_all_sound(server, 24)

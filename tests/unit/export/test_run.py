@@ -126,7 +126,7 @@ def test_several_workers_write_what_one_writes(tmp_path: Path) -> None:
     command = [Path(sys.executable).parent / "hs-capture", "export", "--format", "safetensors"]
     places = ["--store", store, "--output", tmp_path / "two", "--workers", "2"]
     # Workers look in the current directory first, and the checkout is not what is tested.
-    subprocess.run([*command, *places], check=True, timeout=300, cwd=tmp_path)
+    subprocess.run([*command, *places], check=True, timeout=900, cwd=tmp_path)
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
 
 
@@ -270,7 +270,7 @@ def test_a_full_disk_ends_the_export_with_nothing_half_written(tmp_path: Path, n
         [*unshare, "sh", "-c", mount, "sh", *python],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

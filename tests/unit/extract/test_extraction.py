@@ -25,7 +25,7 @@ from hs_capture.extract.server import Server
 from hs_capture.format.run import RunInfo, Status
 
 KEY = "x0a"
-LONGEST = 60.0
+LONGEST = 300.0
 
 
 class Capturing(HTTPServer):

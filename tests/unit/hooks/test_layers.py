@@ -114,7 +114,7 @@ print(json.dumps([
         env={**environ, "PYTHONPATH": str(CPU_HOST)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=True,
     ).stdout
     assert json.loads(said.splitlines()[-1]) == [[1, 29, 57], [1, 29, 57]]

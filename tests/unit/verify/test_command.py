@@ -44,7 +44,7 @@ def test_the_module_and_the_command_are_the_same(new_run: NewRun, dump: Path) ->
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1].startswith("fired: ")
@@ -118,6 +118,6 @@ def test_verify_needs_neither_torch_nor_sglang(new_run: NewRun, dump: Path) -> N
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout.splitlines()[-1] == "[]"

@@ -30,7 +30,7 @@ def doors(
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd="/",
         env={
             "PATH": os.environ["PATH"],

@@ -20,7 +20,10 @@ from hs_capture.verify.servers import look_at_server
 
 Verify = Callable[..., Any]
 NewRun = Callable[..., Path]
-MARKS = ("hs-test::", "hs_test.launch_server")
+# Two runs of these tests on one machine must not find each other's servers.
+TITLE = f"hs-test-{os.getpid()}::"
+SERVER = f"hs_test_{os.getpid()}.launch_server"
+MARKS = (TITLE, SERVER)
 MANY = "SGLANG_HS_WORKERS='many' is not accepted: give a whole number from 1 to 256"
 LEFT_OUT = "SGLANG_PLUGINS leaves out hs_capture"
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -48,7 +51,7 @@ def running(
         assert process.stdout.readline() == "up\n"
         yield process.pid
     finally:
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
 
 
 def judge(
@@ -60,7 +63,7 @@ def judge(
 
 
 def test_a_server_is_known_by_its_command_line(dump: Path) -> None:
-    with running("hs_test.launch_server", environ={"SGLANG_HS_DUMP_DIR": str(dump)}) as pid:
+    with running(SERVER, environ={"SGLANG_HS_DUMP_DIR": str(dump)}) as pid:
         (server,) = find_servers(MARKS)
         assert server.root.pid == pid
         assert server.pids == {pid}
@@ -72,14 +75,14 @@ def test_a_server_is_known_by_its_command_line(dump: Path) -> None:
 def test_a_server_and_its_scheduler_are_one_and_the_title_hides_no_environment(
     dump: Path,
 ) -> None:
-    child = "import setproctitle; setproctitle.setproctitle('hs-test::scheduler'); " + WAIT
+    child = f"import setproctitle; setproctitle.setproctitle('{TITLE}scheduler'); " + WAIT
     code = (
         "import subprocess, sys; "
         "p = subprocess.Popen([sys.executable, '-c', sys.argv[2]], stdin=subprocess.PIPE); "
         "sys.stdin.read(); p.communicate()"
     )
     environ = {"SGLANG_HS_DUMP_DIR": str(dump)}
-    with running("hs_test.launch_server", child, code=code, environ=environ) as pid:
+    with running(SERVER, child, code=code, environ=environ) as pid:
         (server,) = find_servers(MARKS)
         assert server.root.pid == pid
         assert len(server.pids) == 2
@@ -88,7 +91,7 @@ def test_a_server_and_its_scheduler_are_one_and_the_title_hides_no_environment(
 
 
 def test_a_scheduler_whose_title_overwrote_its_environment_is_not_accused(dump: Path) -> None:
-    code = "import setproctitle; setproctitle.setproctitle('hs-test::scheduler'); " + WAIT
+    code = f"import setproctitle; setproctitle.setproctitle('{TITLE}scheduler'); " + WAIT
     with running(code=code, environ={"SGLANG_HS_DUMP_DIR": str(dump)}) as pid:
         check = judge(pid, dump)
     assert (check.state, check.text) == (
@@ -98,24 +101,25 @@ def test_a_scheduler_whose_title_overwrote_its_environment_is_not_accused(dump: 
 
 
 def test_programs_that_only_name_a_server_are_none() -> None:
+    word = f"600.{os.getpid()}"
     with ExitStack() as stack:
-        process = subprocess.Popen(["sleep", "60"], executable="sleep")
+        process = subprocess.Popen(["sleep", word], executable="sleep")
         stack.callback(process.wait)
         stack.callback(process.kill)
-        assert find_servers(("sleep 60", "hs_test.launch_server")) == []
+        assert find_servers((f"sleep {word}", SERVER)) == []
 
 
 def test_this_process_and_its_ancestors_are_no_servers() -> None:
     code = (
-        "from hs_capture.verify.processes import find_servers; "
-        "print(len(find_servers(['hs_test.launch_server'])))"
+        "import sys; from hs_capture.verify.processes import find_servers; "
+        "print(len(find_servers(sys.argv[1:])))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "hs_test.launch_server"],
+        [sys.executable, "-c", code, SERVER],
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout == "0\n"
 
@@ -125,7 +129,7 @@ def test_a_server_without_the_variable_is_told_what_is_missing(
     dump: Path, value: str | None
 ) -> None:
     environ = {} if value is None else {"SGLANG_HS_DUMP_DIR": value}
-    with running("hs_test.launch_server", environ=environ) as pid:
+    with running(SERVER, environ=environ) as pid:
         check = judge(pid, dump)
         late = judge(pid, dump, installed=2e9)
     assert (check.state, check.text) == ("fail", "runs without SGLANG_HS_DUMP_DIR")
@@ -136,7 +140,7 @@ def test_a_server_that_captures_elsewhere_is_shown_with_the_place(
     dump: Path, tmp_path: Path
 ) -> None:
     environ = {"SGLANG_HS_DUMP_DIR": "elsewhere"}
-    with running("hs_test.launch_server", environ=environ, cwd=tmp_path) as pid:
+    with running(SERVER, environ=environ, cwd=tmp_path) as pid:
         check = judge(pid, dump)
     assert (check.state, check.text) == (
         "warn",
@@ -179,7 +183,7 @@ def test_a_server_that_should_capture_and_does_not_is_told_why(
     reason: str,
 ) -> None:
     environ = {"SGLANG_HS_DUMP_DIR": f"{dump}/", **environ}
-    with running("hs_test.launch_server", environ=environ, options=options) as pid:
+    with running(SERVER, environ=environ, options=options) as pid:
         check = judge(pid, dump, installed)
     assert (check.state, check.text) == ("fail", f"should capture into {dump}, but {reason}")
     assert check.hint
@@ -300,7 +304,7 @@ def test_a_server_that_is_process_1_of_a_container_is_warned_of(dump: Path) -> N
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2, done.stderr
     assert "SGLang is process 1 of this container" in done.stdout

@@ -119,7 +119,7 @@ def test_a_file_system_that_takes_nothing_is_named(options: str, reason: str) ->
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2, done.stderr
     assert f"cannot be written: its file system {reason}" in done.stdout
