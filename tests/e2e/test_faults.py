@@ -64,7 +64,7 @@ def test_requests_are_answered_in_spite_of_an_error(
             [sys.executable, "-m", "hs_capture.verify", "--dump-dir", str(dump_dir)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             check=False,
         )
         assert f"planted in {fault}" in told.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import processes
-from harness.captures import status, wait_for
+from harness.captures import PUBLISH_SECONDS, status, wait_for
 from harness.client import RefusedError, abort, generate
 from harness.compare import TOLERANCE, assert_exact, errors
 from harness.launching import Zygote
@@ -76,13 +76,17 @@ def test_an_aborted_request_is_incomplete(
 def test_a_killed_server_loses_only_what_was_not_computed(
     serve: Serve, zygote: Zygote, model: Path, tmp_path: Path, reference: Reference
 ) -> None:
-    """The writer outlives the server by seconds: it finishes, closes what is open, and ends."""
+    """The writer outlives the server by seconds: it finishes, closes what is open, and ends.
+
+    What is open when the server is killed is the long request alone, so the others come first.
+    """
     dump_dir = tmp_path / "dump"
     short = {f"keep-{i}": prompt(60 + i, 5 + i) for i in range(10)}
     tokens = prompt(80, LONG)
     with serve(zygote, _config(model, dump_dir)) as server:
         for rid, prompt_tokens in short.items():
             generate(server.url, prompt_tokens, rid)
+        wait_for(dump_dir, short)
         request = _in_background(server, tokens, "keep-long")
         _wait_for_open_record(dump_dir)
         server.kill(spare_the_writer=True)
@@ -111,7 +115,7 @@ def _in_background(server: Server, tokens: list[int], rid: str) -> threading.Thr
 
 def _wait_for_open_record(dump_dir: Path) -> None:
     """Wait until the writer has rows of a request that is not finished."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PUBLISH_SECONDS
     while not list(dump_dir.glob("*/open/*.part")):
         assert time.monotonic() < deadline, "no request was begun"
         time.sleep(0.02)

@@ -8,7 +8,7 @@ from harness.captures import status, wait_until
 from harness.compare import assert_exact
 from harness.launching import Zygote
 from harness.reference import Reference
-from harness.server import Serve, ServerConfig
+from harness.server import START_SECONDS, Serve, ServerConfig
 from hs_capture import CaptureStore, open_store
 
 # What SGLang sends a server without a tokenizer.
@@ -26,7 +26,7 @@ def test_it_is_captured_like_any_other_under_a_random_rid(
 
     with serve(zygote, ServerConfig(model, environment, warmup=True)) as server:
         # SGLang logs this when the request was answered.
-        wait_until(server.log, lambda log: "ready to roll" in log, seconds=120)
+        wait_until(server.log, lambda log: "ready to roll" in log, seconds=START_SECONDS)
         (capture,) = wait_until(store, lambda found: len(found) > 0)
     assert len(capture.rid) == 32
     assert set(capture.rid) <= set("0123456789abcdef")

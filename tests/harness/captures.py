@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import hs_capture
 
 Value = TypeVar("Value")
+_STATUS = "*/status-*.json"
 
-# A capture is published after the answer was sent: the writer works beside the server.
-PUBLISH_SECONDS = 20.0
+# A capture is published after the answer was sent: the writer works beside the server, and after
+# all others where the machine has much to do.
+PUBLISH_SECONDS = 240.0
 
 
 def wait_for(dump_dir: Path, rids: Iterable[str], seconds: float = PUBLISH_SECONDS) -> Any:
@@ -35,7 +37,7 @@ def wait_for(dump_dir: Path, rids: Iterable[str], seconds: float = PUBLISH_SECON
             raise TimeoutError(
                 f"{missing.total()} of {wanted.total()} captures were not published in "
                 f"{seconds:.0f} s, such as {sorted(missing)[:3]}; the store has {len(store)}; "
-                f"status: {status(dump_dir)}"
+                f"status: {[path.read_text() for path in dump_dir.glob(_STATUS)]}"
             )
         time.sleep(0.1)
 
@@ -52,8 +54,8 @@ def run_info(dump_dir: Path) -> dict[str, Any]:
 
 
 def status(dump_dir: Path) -> dict[str, Any]:
-    """Return the status file of the only rank of the only run."""
-    (file,) = run_folder(dump_dir).glob("status-*.json")
+    """Return the status file of the only rank of the only run, once it is there."""
+    (file,) = wait_until(lambda: [*dump_dir.glob(_STATUS)], bool)
     return dict(json.loads(file.read_text()))
 
 

@@ -14,7 +14,7 @@ class RefusedError(Exception):
     """The server answered with an error status; the message holds the status and the body."""
 
 
-def get(url: str, timeout: float = 30) -> bytes:
+def get(url: str, timeout: float = 120) -> bytes:
     """Return the body of a GET, or raise RefusedError."""
     return _answer(urllib.request.Request(url), timeout)
 
@@ -24,7 +24,7 @@ def generate(
     prompt: Sequence[int],
     rid: str | None = None,
     max_new_tokens: int = 1,
-    timeout: float = 120,
+    timeout: float = 600,
     **fields: Any,
 ) -> dict[str, Any]:
     """Send one prompt, greedy, and return the answer. ``fields`` go into the request as well."""
@@ -45,7 +45,7 @@ def generate_batch(
     url: str,
     prompts: Mapping[str, Sequence[int]],
     max_new_tokens: int = 1,
-    timeout: float = 120,
+    timeout: float = 600,
 ) -> list[dict[str, Any]]:
     """Send all prompts (by rid) in one request, and return the answers in the same order."""
     body = {
@@ -92,10 +92,10 @@ def generate_concurrently(
 
 def abort(url: str, rid: str) -> None:
     """Ask the server to give up the request of this rid."""
-    _answer(_json_request(f"{url}/abort_request", {"rid": rid}), timeout=30)
+    _answer(_json_request(f"{url}/abort_request", {"rid": rid}), timeout=120)
 
 
-def post(url: str, body: object, timeout: float = 30) -> Any:
+def post(url: str, body: object, timeout: float = 120) -> Any:
     """Send JSON and return the JSON of the answer, or raise RefusedError."""
     return json.loads(_answer(_json_request(url, body), timeout))
 

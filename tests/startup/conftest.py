@@ -27,7 +27,7 @@ def build(kind: str, tree: Path, into: Path) -> Path:
         [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", into, tree],
         check=True,
         stdout=subprocess.DEVNULL,
-        timeout=300,
+        timeout=900,
         cwd="/",
     )
     [built] = into.iterdir()
@@ -63,7 +63,7 @@ def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "--only-binary=:all:", "-qd", folder, *pins],
         check=True,
-        timeout=300,
+        timeout=900,
         cwd="/",
     )
     return folder
@@ -113,5 +113,5 @@ def beside(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """A folder with the wheel in it that is no site directory, as `pip install --target` makes."""
     folder = tmp_path_factory.mktemp("target") / "packages"
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
-    subprocess.run([*command, "--target", folder, wheel], check=True, timeout=300, cwd="/")
+    subprocess.run([*command, "--target", folder, wheel], check=True, timeout=900, cwd="/")
     return folder

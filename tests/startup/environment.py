@@ -86,7 +86,7 @@ class Environment:
             env={**_clean_variables(), **variables},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
 
@@ -115,6 +115,6 @@ def _checked(command: list[str]) -> None:
     # What PYTHONPATH adds to our environment is not installed in the other one.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd="/", env=variables
+        command, capture_output=True, text=True, timeout=900, check=False, cwd="/", env=variables
     )
     assert result.returncode == 0, f"{command} failed:\n{result.stdout}\n{result.stderr}"

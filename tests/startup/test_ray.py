@@ -13,6 +13,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from harness import processes
 from harness.launching import host_environment
 from startup.environment import DUMP_DIR, VARIABLE
 
-SECONDS = 300
+SECONDS = 900
 DRIVER = """
 import json, sys
 import ray
@@ -81,10 +82,11 @@ def actors() -> Iterator[dict[str, Any]]:
         )
         try:
             out, err = driver.communicate(timeout=SECONDS)
-            left = processes.wait_until_gone(driver.pid, mark, 30)
+            left = processes.wait_until_gone(driver.pid, mark, 180)
         finally:
             for process in processes.of_server(driver.pid, mark):
-                os.kill(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
         assert driver.returncode == 0, err
     yield {**json.loads(out.splitlines()[-1]), "driver": driver.pid}
     assert [str(process) for process in left] == []
