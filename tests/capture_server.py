@@ -276,8 +276,10 @@ class CaptureServer:
         return Status.read(path)
 
     def index(self) -> list[IndexEntry]:
-        """The lines of the index."""
-        return read_index(self.run_dir / "index-tp0.jsonl")
+        """The lines of the index, which is there some time after the writer."""
+        path = self.run_dir / "index-tp0.jsonl"
+        wait_until(path.exists, "the index")
+        return read_index(path)
 
     def store(self) -> CaptureStore:
         """What a reader sees."""
