@@ -149,8 +149,14 @@ class Zygote:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=180)
-        self._process.stdout.close()
+        try:
+            self._process.wait(timeout=180)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+        finally:
+            self._process.stdout.close()
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

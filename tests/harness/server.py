@@ -170,6 +170,8 @@ class Server:
             if process.session == self.pid or not spare_the_writer:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
+        # A child that nobody has waited for is an error of its own, later and elsewhere.
+        self.wait_until_ended(STOP_SECONDS)
         _remove(segments)
 
     def _segments(self) -> set[Path]:
