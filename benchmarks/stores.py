@@ -77,7 +77,7 @@ def _write_capture(
     names = [*(f"layer.{layer}" for layer in layers), "final.pre_norm"]
     for name, values in zip(names, bits, strict=True):
         writer.declare(name, "bfloat16", width)
-        step = rows_per_block(width, 2)
+        step = rows_per_block(2 * width)
         for start in range(0, tokens, step):
             part: NDArray[Any] = values[start : start + step]
             writer.add(name, start, start + len(part), encode(part, "bfloat16"))

@@ -2,35 +2,35 @@
 
 Builds a tiny DeepSeek-V2 with random weights, serves it with the installed plugin, sends 64
 requests, asks ``hs_capture.verify``, and compares every captured tensor with what Hugging Face
-transformers computes with the same weights. Exits 0 when all of it is right. Nothing stays on the
-machine, unless it is told where to keep the model, the captures and the server's log.
+transformers computes with the same weights. Then samples with loss masks become a training set:
+``hs-capture extract``, ``hs-capture export``, and every tensor in the trainers' files compared with
+the captures. Exits 0 when all of it is right. Nothing stays on the machine, unless it is told where
+to keep all of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import demo_training
 from harness.captures import status, wait_for, wait_until
 from harness.client import generate, generate_concurrently
 from harness.launching import Spawner
 from harness.prompts import prompt
 from harness.server import Server, ServerConfig, ServerEndedError, serving
 from harness.tiny_model import build_tiny_model
+from terminal import Progress, print_rows, run_shown
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from hs_capture import CaptureStore
+    from hs_capture import Capture
 
 CHUNK = 64
 REQUESTS = 64
@@ -39,34 +39,6 @@ AT_ONCE = 16
 LAYERS = "-1,1,3,5"
 # Prompts around the chunk are the ones that go wrong; the rest is random.
 EDGES = [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1, 300]
-
-
-class Progress:
-    """One line on the terminal that is written over; a few lines where there is no terminal."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._started = time.monotonic()
-        self._told = self._started
-        self._live = sys.stdout.isatty()
-        print(f"-- {what}", end="" if self._live else "\n", flush=True)
-
-    def at(self, detail: str = "") -> None:
-        """Show how far it is."""
-        now = time.monotonic()
-        if now - self._told >= (0.2 if self._live else 10):
-            self._told = now
-            self._show(f"{detail} {now - self._started:.0f} s".strip(), "")
-
-    def done(self, detail: str) -> None:
-        """Show the result; nothing more comes."""
-        self._show(f"{detail}, {time.monotonic() - self._started:.1f} s", "\n")
-
-    def _show(self, detail: str, end: str) -> None:
-        if self._live:
-            print(f"\r\033[K-- {self._what}: {detail}", end=end, flush=True)
-        else:
-            print(f"   {detail}", flush=True)
 
 
 def main() -> int:
@@ -85,7 +57,7 @@ def main() -> int:
         if used:
             parser.error(f"{keep} is not empty: remove what is in it, or name another folder")
         code = _run(keep)
-        print(f"\nkept: {keep / 'model'}, {keep / 'dump'} and {keep / 'log'}")
+        print(f"\nkept in {keep}: {', '.join(sorted(path.name for path in keep.iterdir()))}")
         return code
     shared_memory = Path("/dev/shm")
     folder = shared_memory if shared_memory.is_dir() else None
@@ -123,27 +95,37 @@ def _run(folder: Path) -> int:
             lambda: status(dump_dir)["counters"], lambda seen: seen["captures"] >= len(prompts)
         )
         progress.done(f"{len(store)} captures")
-        print("-- python -m hs_capture.verify --dump-dir ...", flush=True)
-        verified = subprocess.run(
-            [sys.executable, "-m", "hs_capture.verify", "--dump-dir", str(dump_dir)],
-            env={**os.environ, **environment},
-            # Here the package of the checkout would come before the installed one.
-            cwd=dump_dir.parent,
-            check=False,
-        ).returncode
+        verify = ["python", "-m", "hs_capture.verify"]
+        verified = run_shown(verify, {"--dump-dir": dump_dir}, folder, **environment)
+        rows = demo_training.write_samples(folder / "samples.jsonl", EDGES)
+        extracted = demo_training.extract(server.url, folder)
     print("-- the server has ended, and no process of it is left")
+    exported = {name: demo_training.export(folder, name) for name in demo_training.FORMATS}
 
     from harness.compare import TOLERANCE
 
-    complete = sum(capture.complete for capture in store)
-    found = _compare(store, prompts, model)
+    samples = [] if extracted else demo_training.collected(folder / "train", rows)
+    captures = [(store[rid], tokens) for rid, tokens in prompts.items()]
+    captures += [(sample.capture, sample.input_ids) for sample in samples]
+    found = _compare(captures, model)
     _print_table(prompts, counters, found)
     right = {
         "verify ended with 0": verified == 0,
         f"{len(prompts)} requests are {len(prompts)} complete captures": (
-            len(store) == complete == len(prompts)
+            len(store) == sum(capture.complete for capture in store) == len(prompts)
         ),
-        f"every tensor is within {TOLERANCE:g} of transformers": (max(found.values()) <= TOLERANCE),
+        f"{len(rows)} samples are in the training set": (
+            extracted == 0 and len(samples) == len(rows)
+        ),
+        f"every tensor of all captures is within {TOLERANCE:g} of transformers": (
+            max(found.values()) <= TOLERANCE
+        ),
+        **{
+            f"the files for {name} hold these captures, bit for bit, with ids and loss masks": (
+                code == 0 and demo_training.same(folder, name, samples)
+            )
+            for name, code in exported.items()
+        },
     }
     for what, holds in right.items():
         print(f"{'ok  ' if holds else 'FAIL'} {what}")
@@ -180,8 +162,8 @@ def _send(server: Server, prompts: dict[str, list[int]]) -> None:
     progress.done(f"{REQUESTS} of {REQUESTS} answered")
 
 
-def _compare(store: CaptureStore, prompts: dict[str, list[int]], model: Path) -> dict[str, float]:
-    """Return the largest relative error of each tensor over all captures."""
+def _compare(captures: list[tuple[Capture, list[int]]], model: Path) -> dict[str, float]:
+    """Return the largest relative error of each tensor over all captures of these prompts."""
     # torch takes seconds to import; until then an interruption must already end in one line.
     from harness.compare import errors
     from harness.reference import Reference
@@ -189,11 +171,11 @@ def _compare(store: CaptureStore, prompts: dict[str, list[int]], model: Path) ->
     progress = Progress("comparing every tensor with transformers")
     reference = Reference(model)
     largest: dict[str, float] = {}
-    for count, (rid, tokens) in enumerate(prompts.items(), 1):
-        for name, error in errors(store[rid], tokens, reference).items():
+    for count, (capture, tokens) in enumerate(captures, 1):
+        for name, error in errors(capture, tokens, reference).items():
             largest[name] = max(error, largest.get(name, 0.0))
-        progress.at(f"{count} of {len(prompts)}")
-    progress.done(f"{len(prompts)} captures, {len(largest)} tensors each")
+        progress.at(f"{count} of {len(captures)}")
+    progress.done(f"{len(captures)} captures, {len(largest)} tensors each")
     return largest
 
 
@@ -211,8 +193,8 @@ def _print_table(
         ("stored bytes", f"{stored:,}"),
         ("ratio", f"{raw / stored:.2f}"),
     ]
-    _print_rows(("captured", ""), rows)
-    _print_rows(
+    print_rows(("captured", ""), rows)
+    print_rows(
         ("tensor", "largest relative error"),
         [(_words(name), f"{error:.1e}" if error else "0") for name, error in found.items()],
     )
@@ -223,14 +205,6 @@ def _words(name: str) -> str:
     if kind == "final":
         return f"final state, {which.replace('_', '-')}"
     return "embedding (layer -1)" if which == "-1" else f"output of layer {which}"
-
-
-def _print_rows(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> None:
-    print(f"\n{head[0]:<24}{head[1]}".rstrip())
-    print("-" * 56)
-    for name, value in rows:
-        print(f"{name:<24}{value}")
-    print("-" * 56)
 
 
 if __name__ == "__main__":

@@ -31,12 +31,17 @@ class Stub(ThreadingHTTPServer):
         self.keys = itertools.count()
         self.lock = threading.Lock()
 
-    def prefill(self, rid: str, input_ids: list[int]) -> None:
+    def status(self, method: str, rid: str | None) -> int:
+        """Return what a request is answered with; only with 200 its prompt is computed."""
+        return 200
+
+    def prefill(self, rid: str, input_ids: list[int]) -> Request:
         """Capture one prompt, as one forward pass."""
         with self.lock:
             ids = np.asarray(input_ids, np.int64)
             request = Request(next(self.keys), rid, ids, 0)
             self.server.prefill((request, 0, len(ids)))
+            return request
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,20 +51,22 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer that somebody is there."""
-        self._answer({})
+        self._answer(self.server.status("GET", None), {})
 
     def do_POST(self) -> None:
         """Prefill."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.prefill(body["rid"], body["input_ids"])
-        self._answer({"text": ""})
+        status = self.server.status("POST", body["rid"])
+        if status == 200:
+            self.server.prefill(body["rid"], body["input_ids"])
+        self._answer(status, {"text": ""})
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""
 
-    def _answer(self, value: object) -> None:
+    def _answer(self, status: int, value: object) -> None:
         data = json.dumps(value).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -18,8 +18,8 @@ from hs_capture.extract.ledger import Ledger, rid_of
 from hs_capture.extract.prompts import PromptQueue
 from hs_capture.extract.samples import Prompt, RowError, check_ids
 from hs_capture.extract.server import Server
-from hs_capture.format.run import RunInfo
 from hs_capture.samples import Sample
+from hs_capture.selection import Origin
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
@@ -57,11 +57,11 @@ class Extraction:
         failures: Failures,
         rids: tuple[str, int],
         effort: Effort,
-        approve: Callable[[str, RunInfo], None],
+        approve: Callable[[str, Origin], None],
         say: Callable[[str], None],
     ) -> None:
         """`rids` is the key of the store and the number of the session; `approve` raises for a run
-        that captures something else than the store holds."""
+        that captures something else than the store holds, or with other weights."""
         self.prompts = PromptQueue(prompts)
         self.error: Exception | None = None
         """What stopped the session, if something did."""

@@ -13,8 +13,10 @@ from hs_capture.errors import ConfigError
 from hs_capture.extract.output import OutputRun, Staged, append_durably, remove_sources
 from hs_capture.format.catalog import RUN_FILE
 from hs_capture.format.index import IndexEntry, cut_torn_line
+from hs_capture.format.run import RunInfo
 from hs_capture.format.tail import IndexTail
 from hs_capture.samples import SAMPLES_FILE, Sample, append_line
+from hs_capture.selection import Origin
 
 
 @dataclass
@@ -69,6 +71,12 @@ class Ledger:
     def has(self, number: int) -> bool:
         """Whether sample `number` is in the store."""
         return bool(self._has[number])
+
+    def origins(self) -> list[Origin]:
+        """The runs that have captures here, each with the version of the weights of these."""
+        with self._weights_lock:
+            known = list(self._weights.items())
+        return [(RunInfo.read(folder / RUN_FILE), version) for folder, version in known]
 
     def stage(self, run: Path, file: Path) -> tuple[OutputRun, Staged]:
         """Copy a capture of the server's run in the folder `run`; see `OutputRun.stage`."""

@@ -6,9 +6,12 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hs_capture.errors import ConfigError
 from hs_capture.format.record import Record
-from hs_capture.format.run import RunInfo
+from hs_capture.format.run import NormWeight, RunInfo
+from hs_capture.selection import Origin
 
 EXTRACT_FILE = "extract.json"
 
@@ -106,6 +109,32 @@ def refuse_other_target(output: Path, there: Target, served: Target, server: str
     """Raise `ConfigError` when a server captures something else than the store holds."""
     names = {name: name.replace("_", " ") for name in Target.__dataclass_fields__}
     _refuse(output, f"model or choice of layers ({server})", names, there, served)
+
+
+def refuse_other_weights(output: Path, there: Origin, served: Origin, server: str) -> None:
+    """Raise `ConfigError` when a server computes with other weights than the store's captures.
+
+    Of the weights a run holds the final norm, in which nearly all that were trained apart differ.
+    """
+    (before, its_version), (now, version) = there, served
+    difference = _difference(before.norm_of(its_version), now.norm_of(version))
+    if difference is not None:
+        raise ConfigError(
+            f"{output} belongs to other weights of the same model ({server}); of the final norm of "
+            f"run {before.run_id} in the store and of run {now.run_id} now {difference}; "
+            "give another output directory"
+        )
+
+
+def _difference(one: NormWeight | None, other: NormWeight | None) -> str | None:
+    if one == other:
+        return None
+    if one is None or other is None:
+        return "only one is known"
+    if (one.dtype, one.eps) != (other.dtype, other.eps):
+        return f"dtype and eps are {one.dtype}, {one.eps:g} and {other.dtype}, {other.eps:g}"
+    differing = np.count_nonzero(one.weight() != other.weight())
+    return f"{differing:,} of {len(one.weight()):,} values differ"
 
 
 def _refuse(output: Path, what: str, names: dict[str, str], there: Record, now: Record) -> None:

@@ -17,7 +17,9 @@ from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
 from hs_capture.extract.arrivals import Arrival, Arrivals
 from hs_capture.extract.client import Client, RefusedError, ServerError, ServerGoneError
 from hs_capture.extract.drain import run_folders
+from hs_capture.format.catalog import RUN_FILE
 from hs_capture.format.run import RunInfo, Status
+from hs_capture.selection import Origin
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,9 +48,9 @@ class Server:
         """The address."""
         return self.client.url
 
-    def meet(self, approve: Callable[[RunInfo], None]) -> RunInfo:
+    def meet(self, approve: Callable[[Origin], None]) -> RunInfo:
         """The run of the server; on first meeting, and after a `part`, found out by a request of
-        one token, and shown to `approve`.
+        one token, and shown to `approve` with the version of the weights that computed it.
 
         Raises `ServerGoneError` when nobody answers, `ConfigError` when the server does not
         capture into the dump directory, and whatever `approve` raises.
@@ -57,8 +59,9 @@ class Server:
             if self._run is None:
                 self.client.require_answer()
                 _require_writer(self.arrivals.dump_dir, self.name)
-                run = self._probe()
-                approve(run)
+                arrival = self._probe()
+                run = RunInfo.read(arrival.run / RUN_FILE)
+                approve((run, arrival.entry.weights_version))
                 self._run = run
             return self._run
 
@@ -80,7 +83,7 @@ class Server:
             return False
         return True
 
-    def _probe(self) -> RunInfo:
+    def _probe(self) -> Arrival:
         rid = next(self._rids)
         future = self.arrivals.expect(rid)
         try:
@@ -91,7 +94,7 @@ class Server:
             patience = _Patience(self.arrivals.dump_dir)
             while True:
                 with suppress(NotYetError):
-                    return RunInfo.read(future.result(timeout=0.05).run / "run.json")
+                    return future.result(timeout=0.05)
                 if patience.is_over():
                     raise ConfigError(
                         f"{self.name} answered, but its capture does not come to "

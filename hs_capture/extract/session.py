@@ -27,6 +27,7 @@ from hs_capture.extract.plan import (
     Target,
     open_summary,
     refuse_other_target,
+    refuse_other_weights,
 )
 from hs_capture.extract.progress import Progress
 from hs_capture.extract.samples import Prompt, RowError, prompt_of
@@ -34,6 +35,7 @@ from hs_capture.extract.server import Server
 from hs_capture.extract.source import open_source
 from hs_capture.format.catalog import RUN_FILE
 from hs_capture.format.run import RunInfo
+from hs_capture.selection import Origin
 
 _SUMMARY_SECONDS = 5.0
 _LAST_SECONDS = 20.0
@@ -84,6 +86,7 @@ class Session:
             self._summary = replace(summary, sessions=summary.sessions + 1)
             self._ledger = Ledger(self._output, summary.key, summary.input.rows)
             self._targets = [Target.of(run) for run in _runs(self._output)]
+            self._origins = self._ledger.origins()
             arrivals = {d: Arrivals(d, self._is_ours) for d in directories}
             for watched in arrivals.values():
                 watched.start()
@@ -150,11 +153,15 @@ class Session:
                 if self._effort.fail_fast:
                     raise ConfigError(f"{row.place}: {error} (--fail-fast)") from error
 
-    def _approve(self, server: str, run: RunInfo) -> None:
-        target = Target.of(run)
+    def _approve(self, server: str, origin: Origin) -> None:
+        target = Target.of(origin[0])
         known = self._summary.target
         for there in [*self._targets, *([] if known is None else [known])]:
             refuse_other_target(self._output, there, target, server)
+        for earlier in self._origins:
+            refuse_other_weights(self._output, earlier, origin, server)
+        # Servers of one session must agree, too, before any of their captures is here.
+        self._origins.append(origin)
         self._summary = replace(self._summary, target=target)
 
     def _is_ours(self, rid: str) -> bool:

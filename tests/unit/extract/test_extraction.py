@@ -22,7 +22,8 @@ from hs_capture.extract.failures import Failures
 from hs_capture.extract.ledger import Ledger
 from hs_capture.extract.samples import Prompt
 from hs_capture.extract.server import Server
-from hs_capture.format.run import RunInfo, Status
+from hs_capture.format.run import Status
+from hs_capture.selection import Origin
 
 KEY = "x0a"
 LONGEST = 300.0
@@ -80,7 +81,7 @@ def capturing(tmp_path: Path) -> Iterator[Capturing]:
         thread.join()
 
 
-def approve(address: str, run: RunInfo) -> None:
+def approve(address: str, origin: Origin) -> None:
     """All is well."""
 
 

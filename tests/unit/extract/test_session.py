@@ -1,0 +1,266 @@
+"""Whole sessions against servers that share a host, are busy for a while, or are not the same.
+
+Real rings, writers and files; of SGLang only the HTTP interface.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from capture_files import norm_weight
+from capture_server import HIDDEN, SECONDS, CaptureServer, assert_complete
+from hs_capture import ConfigError, open_store
+from hs_capture.capture.batch import Request
+from hs_capture.extract.extraction import Effort
+from hs_capture.extract.plan import Summary
+from hs_capture.extract.session import Session
+from hs_capture.format.run import NormWeight, RunInfo
+from hs_capture.samples import Sample, read_samples
+from http_stub import Stub
+
+NORM = norm_weight([1.0] * HIDDEN)
+OTHER_NORM = norm_weight([1.0] * (HIDDEN - 3) + [2.0] * 3)
+ONE_BY_ONE = Effort(concurrency=1)
+Status = Callable[[str, str | None], int]
+"""The method and the rid of a request, and the status that it is answered with."""
+
+
+class Watched(Stub):
+    """Answers as it is told to, and keeps what was asked and what was computed."""
+
+    def __init__(self, server: CaptureServer, answer: Status | None) -> None:
+        super().__init__(server, 0)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.log: list[str] = []
+        """The method, the rid without the key of the store, and the status of each request."""
+        self.computed: dict[str, Request] = {}
+        self._answer = answer
+
+    def status(self, method: str, rid: str | None) -> int:
+        own = None if rid is None else rid.partition("-")[2]
+        status = 200 if self._answer is None else self._answer(method, own)
+        self.log.append(" ".join(map(str, filter(None, (method, own, status)))))
+        return status
+
+    def prefill(self, rid: str, input_ids: list[int]) -> Request:
+        self.computed[rid] = super().prefill(rid, input_ids)
+        return self.computed[rid]
+
+
+@contextmanager
+def serving(
+    dump: Path, *, run_id: str, norm: NormWeight = NORM, answer: Status | None = None
+) -> Iterator[Watched]:
+    """A server that captures into `dump`, and whose model has this final norm."""
+    capturing = CaptureServer(dump, run_id=run_id)
+    path = capturing.run_dir / "run.json"
+    replace(RunInfo.read(path), norm=norm).write(path)
+    with capturing, Watched(capturing, answer) as stub:
+        thread = threading.Thread(target=stub.serve_forever)
+        thread.start()
+        try:
+            yield stub
+        finally:
+            stub.shutdown()
+            thread.join()
+
+
+def write_input(folder: Path, samples: int) -> list[list[int]]:
+    """An input file; no two samples have the same tokens."""
+    prompts = [[number % 64, number // 64, *range(number % 5)] for number in range(samples)]
+    lines = [json.dumps({"input_ids": ids}) for ids in prompts]
+    (folder / "in.jsonl").write_text("\n".join(lines))
+    return prompts
+
+
+def extract(
+    folder: Path, *servers: tuple[Watched, Path], effort: Effort = ONE_BY_ONE
+) -> tuple[Summary, Exception | None]:
+    """One session on the input in `folder`, into the store `out`."""
+    places = [(stub.url, dump) for stub, dump in servers]
+    return Session(folder / "in.jsonl", None, (0, 1), places, folder / "out", effort).run()
+
+
+def samples_of(output: Path) -> dict[str, Sample]:
+    found = read_samples(output)
+    assert found is not None
+    return found
+
+
+def is_sample(rid: str | None) -> bool:
+    return rid is not None and not rid.startswith("probe")
+
+
+def meeting(mine: threading.Event, others: threading.Event) -> Status:
+    """A server that answers for no sample before another one has been asked for one, too."""
+
+    def answer(method: str, rid: str | None) -> int:
+        if is_sample(rid):
+            mine.set()
+            assert others.wait(SECONDS)
+        return 200
+
+    return answer
+
+
+def test_servers_with_dump_directories_of_their_own_share_the_samples(tmp_path: Path) -> None:
+    """Each sample once, and its states are those that the server in whose run it is computed."""
+    prompts = write_input(tmp_path, 60)
+    a, b = tmp_path / "a", tmp_path / "b"
+    asked = threading.Event(), threading.Event()
+    with (
+        serving(a, run_id="run-a", answer=meeting(*asked)) as one,
+        serving(b, run_id="run-b", answer=meeting(*asked[::-1])) as other,
+    ):
+        effort = Effort(concurrency=4)
+        summary, error = extract(tmp_path, (one, a), (other, b), effort=effort)
+        computed = {"run-a": one.computed, "run-b": other.computed}
+    assert (error, summary.captured, summary.failed) == (None, 60, 0)
+    store, samples = open_store(tmp_path / "out"), samples_of(tmp_path / "out")
+    assert sorted(sample.number for sample in samples.values()) == list(range(60))
+    assert sorted(capture.rid for capture in store) == sorted(samples)
+    assert [run.run_id for run in store.runs] == ["run-a", "run-b"]
+    for capture in store:
+        request = computed[capture.path.parents[1].name][capture.rid]
+        assert request.input_ids.tolist() == prompts[samples[capture.rid].number]
+        assert_complete(capture, request)
+    assert list(a.rglob("*.hsc")) == list(b.rglob("*.hsc")) == []
+
+
+def test_a_busy_server_is_waited_for_longer_and_longer(tmp_path: Path) -> None:
+    """Answers of 503 cost no attempt; the sample is asked for again, and is there once."""
+    prompts = write_input(tmp_path, 3)
+    busy = iter([503, 503, 503])
+    begun: list[str] = []
+    times: list[float] = []
+
+    def answer(method: str, rid: str | None) -> int:
+        if is_sample(rid):
+            begun.append(str(rid))
+        if len(begun) >= 2:
+            times.append(time.monotonic())
+            return next(busy, 200)
+        return 200
+
+    dump = tmp_path / "dump"
+    with serving(dump, run_id="run-a", answer=answer) as stub:
+        summary, error = extract(tmp_path, (stub, dump), effort=Effort(1, retries=0))
+    assert (error, summary.captured, summary.failed) == (None, 3, 0)
+    assert stub.log == [
+        "GET 200",
+        "POST probe-1.0 200",
+        "POST 00000000-1.1 200",
+        "POST 00000001-1.2 503",
+        "GET 503",
+        "GET 503",
+        "GET 200",
+        # What came back is met anew: it may be another server.
+        "GET 200",
+        "POST probe-1.1 200",
+        "POST 00000001-1.3 200",
+        "POST 00000002-1.4 200",
+    ]
+    waits = [later - earlier for earlier, later in pairwise(times[:4])]
+    assert all(wait > least for wait, least in zip(waits, (0.4, 0.9, 1.9), strict=True))
+    assert_stored_once(tmp_path / "out", prompts, stub.computed)
+
+
+def test_a_failed_request_is_tried_again_under_a_rid_of_its_own(tmp_path: Path) -> None:
+    prompts = write_input(tmp_path, 3)
+    failing = {"00000001-1.2": 500, "00000001-1.3": 500}
+    dump = tmp_path / "dump"
+    with serving(dump, run_id="run-a", answer=lambda _, rid: failing.get(str(rid), 200)) as stub:
+        summary, error = extract(tmp_path, (stub, dump), effort=Effort(1, retries=2))
+    assert (error, summary.captured, summary.failed) == (None, 3, 0)
+    assert stub.log[2:] == [
+        "POST 00000000-1.1 200",
+        "POST 00000001-1.2 500",
+        "POST 00000001-1.3 500",
+        "POST 00000001-1.4 200",
+        "POST 00000002-1.5 200",
+    ]
+    assert_stored_once(tmp_path / "out", prompts, stub.computed)
+
+
+def test_a_sample_that_fails_at_each_attempt_is_left_out_and_named(tmp_path: Path) -> None:
+    prompts = write_input(tmp_path, 3)
+    dump = tmp_path / "dump"
+
+    def answer(method: str, rid: str | None) -> int:
+        return 500 if str(rid).startswith("00000001-") else 200
+
+    with serving(dump, run_id="run-a", answer=answer) as stub:
+        summary, error = extract(tmp_path, (stub, dump), effort=Effort(1, retries=1))
+    assert (error, summary.captured, summary.failed) == (None, 2, 1)
+    assert [line for line in stub.log if "500" in line] == [
+        "POST 00000001-1.2 500",
+        "POST 00000001-1.3 500",
+    ]
+    assert json.loads((tmp_path / "out" / "failures.jsonl").read_text()) == {
+        "sample": 1,
+        "place": "in.jsonl line 2",
+        "problem": f"{stub.url} answered 500: {{'text': ''}}",
+    }
+    assert_stored_once(tmp_path / "out", prompts, stub.computed, without=1)
+
+
+def test_other_weights_of_the_same_model_are_refused(tmp_path: Path) -> None:
+    """When the session is begun, before a sample is asked for; the store stays as it was."""
+    write_input(tmp_path, 3)
+    dump, output = tmp_path / "dump", tmp_path / "out"
+    refuse = {"00000002-1.3": 400}
+    with serving(dump, run_id="run-a", answer=lambda _, rid: refuse.get(str(rid), 200)) as stub:
+        summary, _ = extract(tmp_path, (stub, dump))
+    assert (summary.captured, summary.failed) == (2, 1)
+    with (
+        serving(dump, run_id="run-b", norm=OTHER_NORM) as stub,
+        pytest.raises(ConfigError) as refused,
+    ):
+        extract(tmp_path, (stub, dump))
+    assert str(refused.value) == (
+        f"{output} belongs to other weights of the same model ({stub.url}); of the final norm of "
+        "run run-a in the store and of run run-b now 3 of 256 values differ; "
+        "give another output directory"
+    )
+    assert stub.log == ["GET 200", "POST probe-2.0 200"]
+    assert [path.parent.name for path in output.glob("*/run.json")] == ["run-a"]
+    assert len(open_store(output)) == 2
+    with serving(dump, run_id="run-c") as stub:
+        summary, error = extract(tmp_path, (stub, dump))
+    assert (error, summary.captured, summary.failed) == (None, 3, 0)
+    assert [run.run_id for run in open_store(output).runs] == ["run-a", "run-c"]
+
+
+def test_servers_of_one_session_must_have_the_same_weights(tmp_path: Path) -> None:
+    write_input(tmp_path, 3)
+    a, b = tmp_path / "a", tmp_path / "b"
+    other_eps = replace(NORM, eps=1e-5)
+    with (
+        serving(a, run_id="run-a") as one,
+        serving(b, run_id="run-b", norm=other_eps) as other,
+        pytest.raises(ConfigError, match=r"dtype and eps are float32, 1e-06 and float32, 1e-05"),
+    ):
+        extract(tmp_path, (one, a), (other, b))
+    assert list((tmp_path / "out").rglob("*.hsc")) == []
+
+
+def assert_stored_once(
+    output: Path, prompts: list[list[int]], computed: dict[str, Request], without: int | None = None
+) -> None:
+    """All samples but `without` are in the store once, as they were computed."""
+    store, samples = open_store(output), samples_of(output)
+    numbers = [number for number in range(len(prompts)) if number != without]
+    assert sorted(sample.number for sample in samples.values()) == numbers
+    assert sorted(capture.rid for capture in store) == sorted(samples)
+    for capture in store:
+        assert capture.input_ids.tolist() == prompts[samples[capture.rid].number]
+        assert_complete(capture, computed[capture.rid])
