@@ -1,6 +1,6 @@
 """Time and memory to open a store of many captures and to take samples from it.
 
-    python benchmarks/open_store.py [--sizes 1000 100000 1000000] [--json]
+    python benchmarks/open_store.py [--sizes 1000 100000 1000000] [--folder DIR] [--json]
 
 Each store is measured in a process of its own that has imported torch already: `open_store`, then
 `HiddenStatesDataset`, then 1000 random samples. The files of a store are hard links to a few
@@ -32,6 +32,16 @@ LAYERS = (1, 29, 57)
 LINKS = 10_000
 SAMPLES = 1000
 PER_FOLDER = 1000
+HEAD = (
+    "captures",
+    "open s",
+    "CPU s",
+    "open MB",
+    "dataset s",
+    "CPU s",
+    "pickled MB",
+    "samples/s",
+)
 
 
 def many(folder: Path, captures: int) -> Path:
@@ -103,36 +113,28 @@ def child(path: str) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--folder", help="where the stores are made (default: as for all that is temporary)"
+    )
+    parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(options.child)))
         return 0
-    rows = []
+    if not options.json:
+        print("".join(f"{name:>12}" for name in HEAD))
     for size in options.sizes:
-        with tempfile.TemporaryDirectory(prefix="hs-open-") as temporary:
+        with tempfile.TemporaryDirectory(prefix="hs-open-", dir=options.folder) as temporary:
             store = many(Path(temporary), size)
             command = [sys.executable, __file__, "--child", str(store)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            rows.append(json.loads(done.stdout))
-    if options.json:
-        print(json.dumps(rows, indent=1))
-        return 0
-    head = (
-        "captures",
-        "open s",
-        "CPU s",
-        "open MB",
-        "dataset s",
-        "CPU s",
-        "pickled MB",
-        "samples/s",
-    )
-    print("".join(f"{name:>12}" for name in head))
-    for row in rows:
-        captures, *figures = row.values()
-        print(f"{captures:>12,}" + "".join(f"{figure:>12,.2f}" for figure in figures))
+        if options.json:
+            print(done.stdout, end="", flush=True)
+            continue
+        captures, *figures = json.loads(done.stdout).values()
+        row = f"{captures:>12,}" + "".join(f"{figure:>12,.2f}" for figure in figures)
+        print(row, flush=True)
     return 0
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hs_capture.errors import ConfigError, FormatError
+from hs_capture.extract.number_set import NumberSet
 from hs_capture.format.atomic import sync_folder, write_atomically
 from hs_capture.format.catalog import RUN_FILE, describe
 from hs_capture.format.container import ContainerReader
@@ -61,14 +62,14 @@ class OutputRun:
         self._source_index = IndexTail(source / self._index_path.name)
         self._lost: list[IndexEntry] = []
         """Losses that were read from the source and are not in the output's index yet."""
-        self._told: set[int] = set()
-        self._keys: set[int | None] = set()
+        self._told = NumberSet()
+        self._keys = NumberSet()
         """The requests that have a capture here."""
         for entry in self._entries():
             if entry.file is None:
-                self._told.add(entry.sequence)
-            else:
-                self._keys.add(entry.key)
+                self._told.update([entry.sequence])
+            elif entry.key is not None:
+                self._keys.update([entry.key])
 
     def stage(self, source: Path) -> Staged:
         """Copy the capture at `source` to the output's file system and check the copy.
@@ -118,7 +119,7 @@ class OutputRun:
         for folder in {item.part.parent for item in staged}:
             sync_folder(folder)
         self._append(lines)
-        self._keys.update(entry.key for entry in named)
+        self._keys.update(entry.key for entry in named if entry.key is not None)
         return named
 
     def carry_losses(self) -> int:
