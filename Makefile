@@ -108,7 +108,7 @@ matrix: $(WHEEL)  ## Run every supported SGLang, and write docs/compatibility.md
 demo: $(WHEEL)  ## Capture from a real server on the CPU and compare with transformers (KEEP=folder keeps it)
 	PYTHONPATH=tests $(BIN)/python tests/demo.py $(if $(KEEP),--keep "$(KEEP)")
 
-bench-extract: $(WHEEL)  ## The memory of extract over 100,000 samples (half an hour)
+bench-extract: $(WHEEL)  ## The memory of extract and export over 100,000 samples (an hour)
 	PYTHONPATH=tests $(BIN)/python benchmarks/extract_memory.py
 
 bench-startup: $(WHEEL)  ## What the plugin adds to the start of an interpreter

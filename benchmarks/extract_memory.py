@@ -1,9 +1,11 @@
-"""Does the memory of `hs-capture extract` grow with the number of samples?
+"""Does the memory of `hs-capture extract` and of `export` grow with the number of samples?
 
     PYTHONPATH=tests python benchmarks/extract_memory.py --samples 100000
 
-Runs the command on so many small samples, against a stub of SGLang's HTTP interface in front of a
-real ring and a real writer, and prints its resident memory at each tenth.
+Runs extract on so many small samples, against a stub of SGLang's HTTP interface in front of a real
+ring and a real writer, then exports what came of it. Prints the resident memory of each at every
+tenth. What cannot be flat is a store's index: whoever opens a store holds an entry of it for each
+capture.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 STUB = Path(__file__).parents[1] / "tests" / "http_stub.py"
@@ -44,26 +47,36 @@ def main() -> None:
             for number in range(samples):
                 file.write(json.dumps({"input_ids": [number % 64] * (1 + number % 8)}) + "\n")
         server = f"http://127.0.0.1:{port}"
-        command = ["extract", "--input", source, "--output", output, "--server", server]
-        with subprocess.Popen(
-            [sys.executable, "-m", "hs_capture.cli", *command, "--dump-dir", dump_dir]
-        ) as client:
-            _watch(client, output / "extract.json", samples)
+        extract = ["extract", "--input", source, "--server", server, "--dump-dir", dump_dir]
+        lines = output / "samples.jsonl"
+        code = _watched([*extract, "--output", output], lines, samples)
         stub.stdin.close()
-    sys.exit(client.returncode)
+        if code == 0:
+            exported = Path(folder) / "exported"
+            export = ["export", "--store", output, "--format", "safetensors", "--workers", "1"]
+            lines = exported / "exported.jsonl"
+            code = _watched([*export, "--output", exported], lines, samples)
+    sys.exit(code)
 
 
-def _watch(client: subprocess.Popen[bytes], summary: Path, samples: int) -> None:
-    print("| samples | resident memory |\n|---|---|")
-    told = 0
-    while client.poll() is None:
-        time.sleep(0.2)
-        if not summary.exists():
-            continue
-        done = json.loads(summary.read_text())["captured"]
-        if done * TENTHS // samples > told:
-            told = done * TENTHS // samples
-            print(f"| {done:,} | {_resident(client.pid) / 1e6:.1f} MB |", flush=True)
+def _watched(command: Sequence[str | Path], lines: Path, samples: int) -> int:
+    """Run a command that appends a line to a file for each sample; return its exit code."""
+    print(f"| samples | resident memory of {command[0]} |\n|---|---|", flush=True)
+    told, read, done = 0, 0, 0
+    with subprocess.Popen([sys.executable, "-m", "hs_capture.cli", *command]) as process:
+        while process.poll() is None:
+            time.sleep(0.2)
+            if not lines.exists():
+                continue
+            with lines.open("rb") as file:
+                file.seek(read)
+                new = file.read()
+            read += len(new)
+            done += new.count(b"\n")
+            if done * TENTHS // samples > told:
+                told = done * TENTHS // samples
+                print(f"| {done:,} | {_resident(process.pid) / 1e6:.1f} MB |", flush=True)
+    return process.returncode
 
 
 def _resident(pid: int) -> int:

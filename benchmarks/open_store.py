@@ -62,7 +62,9 @@ def many(folder: Path, captures: int) -> Path:
                 (run / file).parent.mkdir()
             os.link(source / str(entry.file), run / file)
             rid = f"request-{number:012d}"
-            index.write(append_line(replace(entry, sequence=number, file=file, rid=rid)))
+            index.write(
+                append_line(replace(entry, sequence=number, file=file, rid=rid, key=number))
+            )
     return folder / "store"
 
 

@@ -98,6 +98,7 @@ def _write_capture(
         sglang_version="0.5.23",
         model_class="DeepseekV2ForCausalLM",
         captured_at=float(number),
+        key=number,
     )
     writer.finish(metadata.to_object(), tokens)
     return describe(run, path.relative_to(run).as_posix())

@@ -26,7 +26,7 @@ _FORGOTTEN = -1
 """The size in a line that takes back an earlier one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Exported(Record):
     """One line. `file` is relative to the output folder, `source` to the store; sizes in bytes."""
 

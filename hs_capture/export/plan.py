@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from hs_capture.errors import ConfigError
 from hs_capture.export.formats import Context, Format
+from hs_capture.export.jobs import Jobs
 from hs_capture.export.sidecar import Sidecar
-from hs_capture.selection import Origin, Selection, select
+from hs_capture.selection import Origin, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from hs_capture.samples import Sample
     from hs_capture.store import Capture, CaptureStore, FinalState
 
 
@@ -30,23 +30,13 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One capture to export; `number` is its sample's, or its place among those exported."""
-
-    number: int
-    source: str
-    capture: Capture
-    sample: Sample | None
-
-
-@dataclass(frozen=True)
 class Plan:
     """All of it. `left_out` counts the captures that are not exported, by reason."""
 
     store_path: Path
     format: Format
     context: Context
-    jobs: Sequence[Job]
+    jobs: Jobs
     left_out: dict[str, int]
     sidecar: Sidecar
 
@@ -72,21 +62,13 @@ def make_plan(store: CaptureStore, format_: Format, wish: Wish) -> Plan:
     if not selection.positions:
         said = ", ".join(f"{count} {why}" for why, count in selection.left_out.items())
         raise ConfigError(f"{store.path}: no capture to export ({said or 'the store is empty'})")
-    jobs = list(_jobs(store, selection))
+    jobs = Jobs(store, selection)
     first = jobs[0].capture
     layers = _layers(format_, first, wish)
     state = _state(format_, store.path, list(_offers(selection.origins, first)), wish)
     sidecar = Sidecar.of(format_, first, layers, state, masks=selection.samples is not None)
     context = Context(layers, state, sidecar.words(), first.hidden_size, first.metadata["dtype"])
     return Plan(store.path, format_, context, jobs, selection.left_out, sidecar)
-
-
-def _jobs(store: CaptureStore, selection: Selection) -> Iterator[Job]:
-    for place, position in enumerate(selection.positions):
-        capture = store.at(position)
-        sample = None if selection.samples is None else selection.samples[place]
-        source = capture.path.relative_to(store.path).as_posix()
-        yield Job(place if sample is None else sample.number, source, capture, sample)
 
 
 def _layers(format_: Format, first: Capture, wish: Wish) -> tuple[int, ...]:

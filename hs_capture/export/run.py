@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_capture.errors import ConfigError, HsCaptureError
-from hs_capture.export.formats import Row
+from hs_capture.export.jobs import Rows
 from hs_capture.export.ledger import Exported, Ledger
 from hs_capture.export.sidecar import SIDECAR_FILE, Sidecar
 from hs_capture.export.task import Task
 
 if TYPE_CHECKING:
-    from hs_capture.export.plan import Job, Plan
+    from hs_capture.export.jobs import Job
+    from hs_capture.export.plan import Plan
 
 _AHEAD = 4
 """How many samples a worker has waiting for it; bounds what is held at once."""
@@ -64,15 +65,15 @@ def run(
     with Ledger(output) as ledger, _executor(workers) as executor:
         _require_known(plan, ledger)
         outcome = Outcome(len(plan.jobs))
-        rows: list[Row] = []
-        for job, settled in _settled(plan, ledger, executor, workers):
+        rows = Rows(plan.jobs)
+        for place, (job, settled) in enumerate(_settled(plan, ledger, executor, workers)):
             number = len(rows) if plan.format.dense else job.number
             try:
                 _settle(plan, ledger, job, number, settled, outcome)
             except (HsCaptureError, FileNotFoundError) as error:
                 outcome.failed.append((job.capture.rid, str(error)))
             else:
-                rows.append(Row(number, job.capture, job.sample))
+                rows.add(number, place)
             told(outcome)
         _remove_superseded(plan, ledger, rows)
         if plan.format.close is not None:
@@ -201,9 +202,9 @@ def _settle(
     outcome.bytes += size
 
 
-def _remove_superseded(plan: Plan, ledger: Ledger, rows: list[Row]) -> None:
+def _remove_superseded(plan: Plan, ledger: Ledger, rows: Rows) -> None:
     """Remove files of earlier runs whose captures are not exported any more."""
-    for name in ledger.files() - {plan.format.file_name(row.number) for row in rows}:
+    for name in ledger.files() - set(map(plan.format.file_name, rows.numbers)):
         ledger.forget(name)
         with suppress(FileNotFoundError):
             (ledger.output / name).unlink()

@@ -16,7 +16,8 @@ from hs_capture.export.sample import read_sample
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hs_capture.export.plan import Job, Plan
+    from hs_capture.export.jobs import Job
+    from hs_capture.export.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from capture_files import RUN, states, write_capture
-from hs_capture import ConfigError, open_store
+from hs_capture import Capture, ConfigError, open_store
 from hs_capture.export.formats import format_named
 from hs_capture.export.plan import Wish, make_plan
 from hs_capture.export.run import Outcome, run
@@ -70,6 +71,20 @@ def test_a_second_run_does_nothing_and_changes_nothing(tmp_path: Path) -> None:
     again = export(store, output)
     assert (again.written, again.kept) == (0, 4)
     assert tree(output) == before
+
+
+def test_captures_are_not_held_once_they_are_exported(tmp_path: Path) -> None:
+    """However many there are, those of the next few samples are there, and no others."""
+    store = write_store(tmp_path / "store", (2,) * 40)
+    alive: list[int] = []
+
+    def told(_: Outcome) -> None:
+        alive.append(sum(type(thing) is Capture for thing in gc.get_objects()))
+
+    assert export(store, tmp_path / "out", "speculators", told=told).written == 40
+    assert len(alive) == 40
+    assert max(alive) <= 10
+    assert len(rows(tmp_path / "out")) == 40
 
 
 def test_new_captures_are_added(tmp_path: Path) -> None:
