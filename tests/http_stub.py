@@ -75,6 +75,8 @@ class Handler(BaseHTTPRequestHandler):
 def main(dump_dir: Path, port: int = 0) -> None:
     """Serve until the standard input ends; port 0 is a free one."""
     with CaptureServer(dump_dir, dtype="bfloat16", run_id=f"run-{os.getpid()}") as server:
+        # SGLang answers long after its writer has begun.
+        server.status()
         stub = Stub(server, port)
         threading.Thread(target=stub.serve_forever, daemon=True).start()
         print(stub.server_port, flush=True)

@@ -65,6 +65,8 @@ def serving(
     path = capturing.run_dir / "run.json"
     replace(RunInfo.read(path), norm=norm).write(path)
     with capturing, Watched(capturing, answer) as stub:
+        # SGLang answers long after its writer has begun.
+        capturing.status()
         thread = threading.Thread(target=stub.serve_forever)
         thread.start()
         try:
