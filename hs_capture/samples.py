@@ -30,12 +30,16 @@ Runs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: `number` is its place in the input, from 0, `id` its name there."""
+    """One sample: `number` is its place in the input, from 0, `id` its name there.
+
+    `next_token` is what the model found most likely to follow, None where that is not known.
+    """
 
     number: int
     id: str
     rid: str
     loss_mask: Runs
+    next_token: int | None = None
 
     def mask(self, tokens: int) -> NDArray[np.int64]:
         """The loss mask of a prompt of `tokens` tokens, int64 [tokens] of zeros and ones.
@@ -59,6 +63,7 @@ class _Line(Record):
     sample: int
     rid: str
     loss_mask: Runs
+    next_token: int | None = None
 
 
 def runs_of(mask: Sequence[int] | NDArray[Any]) -> Runs:
@@ -70,7 +75,7 @@ def runs_of(mask: Sequence[int] | NDArray[Any]) -> Runs:
 
 def append_line(sample: Sample) -> bytes:
     """The line for `sample`, to be appended in one write."""
-    line = _Line(sample.id, sample.number, sample.rid, sample.loss_mask)
+    line = _Line(sample.id, sample.number, sample.rid, sample.loss_mask, sample.next_token)
     return line.to_json() + b"\n"
 
 
@@ -103,4 +108,4 @@ def _sample(data: bytes, place: str) -> Sample:
             f"{place}: sample {line.sample} with loss mask {line.loss_mask!r}: expected a number "
             "of 0 or more, and ascending [start, stop) pairs"
         )
-    return Sample(line.sample, line.id, line.rid, line.loss_mask)
+    return Sample(line.sample, line.id, line.rid, line.loss_mask, line.next_token)

@@ -23,10 +23,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A capture that the writer has published, or has given up (its entry names no file)."""
+    """A capture that the writer has published, or has given up (its entry names no file).
+
+    `next_token` is what the server answered, where that is known.
+    """
 
     run: Path
     entry: IndexEntry
+    next_token: int | None = None
 
     @property
     def path(self) -> Path | None:

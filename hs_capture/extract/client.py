@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from hs_capture.errors import ConfigError, HsCaptureError
+from hs_capture.errors import ConfigError, FormatError, HsCaptureError
+from hs_capture.extract.answer import Answer, answer_of
+from hs_capture.format.record import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,12 +47,27 @@ class Client:
         )
         self._timeout = timeout
 
-    def prefill(self, input_ids: NDArray[np.int64], rid: str) -> None:
+    def prefill(self, input_ids: NDArray[np.int64], rid: str) -> int | None:
         """Have the server compute a prompt, all of it: `extra_key` keeps its prefix cache out.
 
-        Raises `ServerGoneError`, `RefusedError` or `ServerError`.
+        Returns the most likely next token, None if the answer does not tell. Raises
+        `ServerGoneError`, `RefusedError` or `ServerError`.
         """
-        self._ask(
+        try:
+            return self._generate(input_ids, rid).next_token
+        except FormatError:
+            # It is the capture that is wanted, and that came.
+            return None
+
+    def score(self, input_ids: NDArray[np.int64], rid: str, start: int) -> Answer:
+        """As `prefill`, with the log probabilities of the tokens from `start` on.
+
+        Raises `FormatError` as well, for an answer that is not SGLang's.
+        """
+        return self._generate(input_ids, rid, return_logprob=True, logprob_start_len=start)
+
+    def _generate(self, input_ids: NDArray[np.int64], rid: str, **more: Any) -> Answer:
+        answer = self._ask(
             "POST",
             "/generate",
             {
@@ -58,8 +75,11 @@ class Client:
                 "rid": rid,
                 "extra_key": rid,
                 "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+                **more,
             },
         )
+        place = f"{self.url}/generate"
+        return answer_of(parse_json(answer, place), place)
 
     def require_answer(self) -> None:
         """Return if the server answers; `ServerGoneError` if it does not."""

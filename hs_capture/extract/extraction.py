@@ -178,7 +178,8 @@ class Extraction:
         if problem is not None:
             run.discard(staged)
             return problem
-        self._ledger.enter(run, staged, Sample(prompt.number, prompt.id, rid, prompt.loss_mask))
+        sample = Sample(prompt.number, prompt.id, rid, prompt.loss_mask, arrival.next_token)
+        self._ledger.enter(run, staged, sample)
         return None
 
     def _claim(self, prompt: Prompt) -> bool:

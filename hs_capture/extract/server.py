@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as NotYetError
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,11 +115,11 @@ class Server:
         to `forget` the rid when the capture is of no use.
         """
         future = self.arrivals.expect(rid)
-        self.client.prefill(input_ids, rid)
+        next_token = self.client.prefill(input_ids, rid)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not ended.is_set():
             with suppress(NotYetError):
-                return future.result(timeout=0.2)
+                return replace(future.result(timeout=0.2), next_token=next_token)
         return None
 
 

@@ -37,7 +37,14 @@ def test_a_line_is_the_json_that_is_promised() -> None:
         "sample": 0,
         "rid": "r-0",
         "loss_mask": [[2, 4], [6, 9]],
+        "next_token": None,
     }
+
+
+def test_the_token_that_the_model_chose_comes_back_and_may_be_unknown(tmp_path: Path) -> None:
+    told = Sample(2, "c", "r-2", (), 811)
+    early = b'{"id": "conversation-7", "sample": 0, "rid": "r-0", "loss_mask": [[2, 4], [6, 9]]}\n'
+    assert read_samples(write(tmp_path, append_line(told) + early)) == {"r-2": told, "r-0": FIRST}
 
 
 def test_a_store_without_the_file_is_told_from_an_empty_one(tmp_path: Path) -> None:

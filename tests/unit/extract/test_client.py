@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hs_capture import ConfigError
+from hs_capture import ConfigError, FormatError
 from hs_capture.extract.client import Client, RefusedError, ServerError, ServerGoneError
 
 
@@ -104,3 +104,23 @@ def test_nobody_and_somebody_who_hangs_up() -> None:
 def test_an_address_has_a_scheme_and_a_host(url: str) -> None:
     with pytest.raises(ConfigError, match="expected an address such as http"):
         Client(url)
+
+
+def test_the_most_likely_token_is_told_where_the_answer_has_it(server: Answering) -> None:
+    client = Client(f"http://127.0.0.1:{server.server_port}")
+    server.body = b'{"output_ids": [31], "meta_info": {"id": "r"}}'
+    assert client.prefill(np.array([5, 6]), "r") == 31
+    for server.body in (b"{}", b"", b'{"output_ids": ["x"]}'):
+        assert client.prefill(np.array([5, 6]), "r") is None
+
+
+def test_scoring_asks_for_logprobs_from_a_token_on(server: Answering) -> None:
+    client = Client(f"http://127.0.0.1:{server.server_port}")
+    server.body = b'{"output_ids": [31], "meta_info": {"input_token_logprobs": [[-0.5, 6, null]]}}'
+    answer = client.score(np.array([5, 6]), "r", 1)
+    assert (answer.next_token, answer.logprobs) == (31, ((6, -0.5),))
+    assert (server.asked["return_logprob"], server.asked["logprob_start_len"]) == (True, 1)
+    assert server.asked["extra_key"] == "r"
+    server.body = b"hello"
+    with pytest.raises(FormatError, match="not valid JSON"):
+        client.score(np.array([5, 6]), "r", 1)
