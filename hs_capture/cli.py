@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import hs_capture
 from hs_capture import arguments
 from hs_capture.drafter import command as drafter
+from hs_capture.errors import ConfigError
 from hs_capture.export import command as export
 from hs_capture.extract import command as extract
 from hs_capture.extract import drain_command, estimate_command
@@ -24,7 +25,7 @@ USAGE_ERROR = 4
 _DESCRIPTION = """\
 Tell whether hidden states are captured and whether the files are right.
 Exit code 0: fired and sound; 1: attached, nothing captured yet; 2: not attached;
-3: captures damaged; 4: wrong usage."""
+3: captures damaged, or contradicted by the model's head; 4: wrong usage."""
 
 _COMMANDS = {
     "verify": "did the hook fire, and are the files right?",
@@ -108,13 +109,47 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser], program: str | No
     )
     amount.add_argument("--all", action="store_true", help="read all captures")
     verify.add_argument("--json", action="store_true", help="print one JSON object")
-    verify.set_defaults(run=_verify)
+    head = verify.add_argument_group("proof by the model's own head")
+    head.add_argument(
+        "--model",
+        type=arguments.path,
+        metavar="PATH",
+        help="the folder of the checkpoint: its final norm and lm_head over the stored final "
+        "states have to say what the engine said",
+    )
+    witness = head.add_mutually_exclusive_group()
+    witness.add_argument(
+        "--server",
+        metavar="URL",
+        help="ask this server what it makes of the prompts; its requests are not captured "
+        "(default: what extract has kept in the store)",
+    )
+    witness.add_argument(
+        "--responses",
+        type=arguments.path,
+        metavar="FILE",
+        help="saved answers of /generate at temperature 0, one JSON object a line",
+    )
+    verify.set_defaults(run=_verify, fail=verify.error)
 
 
 def _verify(parsed: argparse.Namespace) -> int:
     from hs_capture.verify.diagnosis import diagnose
 
-    report = diagnose(parsed.dump_dir, None if parsed.all else parsed.sample)
+    sample = None if parsed.all else parsed.sample
+    if parsed.model is None:
+        if parsed.server or parsed.responses:
+            parsed.fail("--server and --responses need --model")
+        report = diagnose(parsed.dump_dir, sample)
+    else:
+        from hs_capture.verify.by_head import by_head
+
+        try:
+            prove = by_head(parsed.model, parsed.server, parsed.responses, sample)
+            report = diagnose(parsed.dump_dir, sample, prove)
+        except ConfigError as error:
+            print(f"hs-capture verify: {error}", file=sys.stderr)
+            return USAGE_ERROR
     _print(report, as_json=parsed.json)
     return report.verdict.exit_code
 

@@ -30,6 +30,9 @@ WORKERS = "SGLANG_HS_WORKERS"
 VARIABLES = (DUMP_DIR, LAYERS, FINAL, RIDS, ON_FULL, BLOCK_TIMEOUT, RESERVE, BUFFER, WORKERS)
 PREFIX = "SGLANG_HS_"
 
+VERIFY_RIDS = "hs-capture-verify-"
+"""Requests whose rids begin like this come from verify, which leaves no captures behind."""
+
 MIN_BUFFER = 64 * 1024
 MAX_WORKERS = 256
 

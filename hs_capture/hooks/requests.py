@@ -15,6 +15,7 @@ import numpy as np
 from hs_capture.capture.batch import Batch, Request, batch_of
 from hs_capture.hooks.compat import HEALTH_CHECK_PREFIX, PREFILL_MODES, extents
 from hs_capture.hooks.served_weights import ServedWeights
+from hs_capture.settings import VERIFY_RIDS
 
 LONGEST_RID_BYTES = 4096
 
@@ -71,7 +72,7 @@ class RequestBook:
         return request
 
     def _is_wanted(self, rid: str) -> bool:
-        if rid.startswith(HEALTH_CHECK_PREFIX):
+        if rid.startswith((HEALTH_CHECK_PREFIX, VERIFY_RIDS)):
             return False
         return self._pattern is None or fnmatch.fnmatchcase(rid, self._pattern)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import PROCESS_MARKS
@@ -21,7 +22,7 @@ from hs_capture.verify.enabled import look_at_directory, look_at_settings
 from hs_capture.verify.installation import look_at_installation
 from hs_capture.verify.pace import look_at_pace
 from hs_capture.verify.processes import find_servers
-from hs_capture.verify.report import Check, Report, Verdict, count_text, size_text
+from hs_capture.verify.report import Check, Proof, Report, Verdict, count_text, size_text
 from hs_capture.verify.runs import RUN_FILE, Evidence, Run, read_evidence
 from hs_capture.verify.servers import look_at_server, look_at_sglang
 
@@ -42,11 +43,16 @@ class Examination:
         return tuple(capture for capture in self.captures if capture.problem is not None)
 
 
-def diagnose(dump_dir: Path | None, sample: int | None) -> Report:
+Prove: TypeAlias = Callable[[Path, Sequence[Path]], Proof]
+"""Proves the captures of runs, given the dump directory and the folders of the runs."""
+
+
+def diagnose(dump_dir: Path | None, sample: int | None, prove: Prove | None = None) -> Report:
     """Look at everything and judge.
 
     `dump_dir` is where captures go, None for what SGLANG_HS_DUMP_DIR says. The newest `sample`
-    captures of each run are read whole, None for all of them.
+    captures of each run are read whole, None for all of them. `prove` asks the model's head, too;
+    what it raises is passed on.
     """
     settings, error = _settings()
     given = None if dump_dir is None else _dump_dir_of_run(dump_dir)
@@ -78,7 +84,14 @@ def diagnose(dump_dir: Path | None, sample: int | None) -> Report:
     ]
     attachment = list(look_at_attachment(evidence, first)) if dump_dir is not None else []
 
+    proof = None
+    if prove is not None and dump_dir is not None:
+        proof = prove(_dump_dir_of_run(dump_dir), [run.path for run in evidence.runs])
+    contradictions = 0 if proof is None else proof.contradictions
+
     verdict = _verdict(evidence, examinations, [*running, *attachment])
+    if contradictions and verdict is not Verdict.DAMAGED:
+        verdict = Verdict.CONTRADICTED
     if verdict is not Verdict.NOT_ATTACHED:
         # What would stop the next start is no failure of what is there.
         place, running = _softened(place), _softened(running)
@@ -92,10 +105,21 @@ def diagnose(dump_dir: Path | None, sample: int | None) -> Report:
     damage = [Check("run files", "fail", text, "do not trust this run") for text in evidence.damage]
     return Report(
         verdict=verdict,
-        summary=_summary(verdict, evidence, examinations, starting),
+        summary=_summary(verdict, evidence, examinations, starting)
+        if verdict is not Verdict.CONTRADICTED
+        else f"the model's head contradicts the states in {count_text(contradictions, 'place')}",
         dump_dir=dump_dir,
-        checks=(*place, *running, *attachment, *activity, *sound, *damage),
+        checks=(
+            *place,
+            *running,
+            *attachment,
+            *activity,
+            *sound,
+            *damage,
+            *(() if proof is None else proof.checks),
+        ),
         runs=tuple(_run_object(examination) for examination in examinations),
+        head=None if proof is None else proof.told,
     )
 
 

@@ -29,6 +29,7 @@ class Verdict(Enum):
     ATTACHED = "attached", 1
     NOT_ATTACHED = "not attached", 2
     DAMAGED = "damaged", 3
+    CONTRADICTED = "contradicted", 3
 
     def __init__(self, word: str, exit_code: int) -> None:
         self.word = word
@@ -36,14 +37,27 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
+class Proof:
+    """What the model's head says about the captures, with the number of contradictions."""
+
+    checks: tuple[Check, ...]
+    contradictions: int
+    told: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Report:
-    """Everything that verify says. `summary` is the verdict in one sentence."""
+    """Everything that verify says. `summary` is the verdict in one sentence.
+
+    `head` is what the model's head says, None if it was not asked.
+    """
 
     verdict: Verdict
     summary: str
     dump_dir: Path | None
     checks: tuple[Check, ...]
     runs: tuple[dict[str, Any], ...]
+    head: dict[str, Any] | None = None
 
     def to_object(self) -> dict[str, Any]:
         """The report for machines; the keys are described in docs/environment.md."""
@@ -57,6 +71,7 @@ class Report:
                 for check in self.checks
             ],
             "runs": list(self.runs),
+            "head": self.head,
         }
 
     def to_text(self) -> str:
