@@ -18,7 +18,7 @@ from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.reference import Reference
 from harness.server import Serve, Server, ServerConfig
-from harness.tiny_model import VOCAB
+from harness.tiny_model import VOCAB, build_tiny_model
 from hs_capture import open_store
 from hs_capture.samples import read_samples
 
@@ -118,6 +118,27 @@ def test_every_sample_is_there_once_with_its_mask(
     assert again.returncode == 0
     assert sorted(output.rglob("*.hsc")) == sorted(files)
     assert summary(output) | {"seconds": 0, "sessions": 1} == told | {"seconds": 0}
+
+
+def test_the_store_is_proved_by_the_head_of_its_model(
+    server: Server, dump_dir: Path, tmp_path: Path, model: Path
+) -> None:
+    """By the tokens that extract kept, after the server; and it is not another model's."""
+    rows = [{"input_ids": prompt(500 + i, 9)} for i in range(8)]
+    output = tmp_path / "out"
+    done = extract(write_samples(tmp_path / "in.jsonl", rows), server, dump_dir, output)
+    assert done.returncode == 0, done.stderr
+    other = build_tiny_model(tmp_path / "other", seed=1)
+    for checkpoint, code, agreeing in ((model, 0, "8 of 8"), (other, 3, "0 of 8")):
+        place = ["--dump-dir", str(output), "--model", str(checkpoint)]
+        done = subprocess.run(
+            [sys.executable, "-m", "hs_capture.cli", "verify", *place],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert f"{agreeing} captures say under the head of {checkpoint}" in done.stdout
 
 
 def test_bad_rows_are_named_and_the_others_are_captured(

@@ -116,6 +116,12 @@ def test_health_checks_are_no_requests() -> None:
     assert book.snapshot(batch((Req("HEALTH_CHECK_18", [0]), 0, 1))).rows == ()
 
 
+def test_what_verify_asks_is_not_captured() -> None:
+    book = book_of("*")
+    asked = Req("hs-capture-verify-00112233", [5, 6])
+    assert rows(book.snapshot(batch((asked, 0, 2), (Req("a", [1]), 0, 1)))) == [("a", 0, 1, 2)]
+
+
 @pytest.mark.parametrize(
     ("pattern", "wanted"),
     [
