@@ -75,15 +75,17 @@ class OtherPromptError(Exception):
     """The answer is to another prompt than that of the capture."""
 
 
-def claims_of(capture: Capture, answer: Answer) -> list[Claim]:
+def claims_of(capture: Capture, answer: Answer, vocab_size: int) -> list[Claim]:
     """What the answer says of the rows that the capture has, at most `ROWS` of them, and the last.
 
     Raises `OtherPromptError`.
     """
     ids = capture.input_ids.tolist()
     first = len(ids) - len(answer.logprobs)
+    # SGLang writes 0 for the last token of the vocabulary, which it takes for the hash of an image.
+    known = [token if token < vocab_size - 1 else 0 for token in ids]
     for place, (token, _) in enumerate(answer.logprobs, start=first):
-        if place < 0 or ids[place] != token:
+        if place < 0 or token not in (ids[place], known[place]):
             held = "no token" if place < 0 else f"token {ids[place]}"
             raise OtherPromptError(
                 f"place {place} of the prompt holds {held}, in the engine's answer token {token}"
@@ -91,7 +93,7 @@ def claims_of(capture: Capture, answer: Answer) -> list[Claim]:
     said = [
         Claim(place - 1, token, logprob)
         for place, (token, logprob) in enumerate(answer.logprobs, start=first)
-        if logprob is not None and place > 0
+        if logprob is not None and place > 0 and token == ids[place]
     ]
     # Evenly spread, where there are more.
     stride = -(-len(said) // ROWS) or 1

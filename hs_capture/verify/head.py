@@ -8,7 +8,7 @@ the logit moves by about
 
     s(v) = (u + u' sqrt(H)) * sqrt(steps) * norm(head[v] * y)
 
-and we take 8 s(v), plus the rounding of the logit itself, u |logit|, for as much as rounding can
+and we take 4 s(v), plus the rounding of the logit itself, u |logit|, for as much as rounding can
 explain. The log probability of v may move by the bound of v, by the mean bound over all tokens,
 each weighted by its probability, and by a rounding of its own.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-SPREADS = 8.0
+SPREADS = 4.0
 """So many s(v) are as much as rounding can explain."""
 
 _TOKENS = 8192
@@ -70,7 +70,8 @@ def score(
     # The sums of exp(logit - top_logit), and of the same times the bound.
     total, weighted = empty(0), empty(0)
     for start in range(0, head.shape[0], _TOKENS):
-        piece = head[start : start + _TOKENS].to(torch.float32)
+        # The engine holds it in the dtype that it computes in.
+        piece = head[start : start + _TOKENS].to(dtype).to(torch.float32)
         logits = (states @ piece.T).double()
         bounds = spread * (squares @ piece.square().T).sqrt().double() + unit * logits.abs()
         best, place = logits.max(-1)

@@ -114,7 +114,7 @@ def _look_at_capture(
         states = [s for s in get_args(FinalState) if s in capture.metadata["final"]]
         why = _unfit(capture, states)
         if why is None:
-            claims = claims_of(capture, witness.answer(capture))
+            claims = claims_of(capture, witness.answer(capture), checkpoint.vocab_size)
             why = None if claims else "without an answer to one of their rows"
         if why is not None:
             raise AnswerMissingError(why)

@@ -37,6 +37,7 @@ def planted(dump_dir: Path, copy: Path, fault: Fault, rids: list[str]) -> Path:
         named = {name: (types.get(name, types["final.pre_norm"]), v) for name, v in made.items()}
         metadata["layer_ids"] = [int(n[6:]) for n in made if n.startswith("layer.")]
         metadata["final"] = [n[6:] for n in made if n.startswith("final.")]
+        capture.path.unlink()
         write_container(capture.path, named, metadata)
     return copy
 
@@ -85,6 +86,10 @@ def two_rows_swapped(streams: Streams, other: Streams) -> Streams:
     rows = streams["final.pre_norm"].copy()
     rows[[3, 4]] = rows[[4, 3]]
     return {**only_pre_norm(streams, other), "final.pre_norm": rows}
+
+
+PLAIN = (one_layer_early, norm_forgotten, shifted, of_another_request)
+"""Faults that are far larger than any rounding."""
 
 
 def _read(path: Path) -> tuple[dict[str, str], Streams, dict[str, Any]]:

@@ -21,12 +21,14 @@ from harness.client import generate
 from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.server import Serve, Server, ServerConfig
-from harness.tiny_model import build_tiny_model
+from harness.tiny_model import VOCAB, build_tiny_model
 from hs_capture import open_store
 from hs_capture.cli import main
 
 LENGTH = 40
 RIDS = [f"served-{n}" for n in range(12)]
+# SGLang does not tell the last token of the vocabulary by its id.
+TOLD = sum(token != VOCAB - 1 for n in range(len(RIDS)) for token in prompt(n, LENGTH)[1:])
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def test_sound_captures_say_what_the_server_says(served: Served, model: Path) ->
     code, head = verify(served.dump_dir, model, "--server", served.server.url)
     assert code == 0
     assert (head["captures"], head["agreeing"], head["problems"]) == (12, 12, [])
-    assert (head["first_tokens"], head["logprobs"]) == (24, 24 * (LENGTH - 1))
+    assert (head["first_tokens"], head["logprobs"]) == (24, 2 * TOLD)
     # Captures are published in the order of their ends, so this one comes after those of verify.
     generate(served.server.url, prompt(900, 5), "afterwards")
     rids = wait_for(served.dump_dir, ["afterwards"]).rids()
@@ -102,23 +104,19 @@ def test_sound_captures_say_what_was_answered_to_them(served: Served, model: Pat
     code, head = verify(served.dump_dir, model, "--responses", served.responses)
     assert code == 0
     assert (head["captures"], head["agreeing"]) == (12, 12)
-    assert head["logprobs_agreeing"] == head["logprobs"] == 24 * (LENGTH - 1)
+    assert head["logprobs_agreeing"] == head["logprobs"] == 2 * TOLD
     code, head = verify(served.dump_dir, model, "--responses", served.tokens)
     assert (code, head["first_tokens"], head["logprobs"]) == (0, 24, 0)
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("witness", "fault"),
     [
-        planting.one_layer_early,
-        planting.norm_forgotten,
-        planting.normed_already,
-        planting.shifted,
-        planting.of_another_request,
+        *((w, fault) for w in ("server", "responses") for fault in planting.PLAIN),
+        # In half precision a second pass of the server would hide as much.
+        ("responses", planting.normed_already),
     ],
-    ids=lambda fault: fault.__name__,
 )
-@pytest.mark.parametrize("witness", ["server", "responses"])
 def test_states_that_are_not_what_they_say_are_named(
     served: Served, model: Path, tmp_path: Path, fault: planting.Fault, witness: str
 ) -> None:
