@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hs_capture.drafter.config import LAYER_IDS, DraftConfig
 from hs_capture.errors import ConfigError
+from hs_capture.hooks.families import FAMILIES
 from hs_capture.layer_ids import (
     CAPTURES_EAGLE3,
     CAPTURES_EMBEDDING,
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hs_capture.format.run import RunInfo
+
+
+OTHER_RULES = frozenset(family.causal_lm for family in FAMILIES if not family.with_kin)
+"""Models whose drafters' layer ids SGLang reads by another rule than those of DeepSeek-V2's."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,14 @@ def the_run(runs: Sequence[RunInfo]) -> RunInfo:
 def check(run: RunInfo, draft: DraftConfig, version: str) -> list[Finding]:
     """Compare what SGLang `version` would feed the drafter with what `run` captured.
 
-    Raises `ConfigError` for a release that feeds EAGLE-3 nothing of such a model.
+    Raises `ConfigError` for a release that feeds EAGLE-3 nothing of such a model, and for a model
+    that SGLang has another rule for.
     """
+    if run.model_class in OTHER_RULES:
+        raise ConfigError(
+            f"the store is of a {run.model_class}: how SGLang reads layer ids is known here for "
+            "the DeepSeek-V2 family alone; look at set_eagle3_layers_to_capture of that class"
+        )
     release = release_of(version)
     if release < CAPTURES_EAGLE3:
         raise ConfigError(

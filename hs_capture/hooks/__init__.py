@@ -2,8 +2,8 @@
 
 ``install`` asks wrapt to wrap SGLang's classes when their modules load. ``runner`` wraps the model
 runner (which model is served, which batch runs), ``model`` wraps the model (where the states are),
-``requests`` says whose rows a batch has, ``layers`` settles which layers are wanted, ``compat``
-knows what this SGLang offers, ``session`` connects all of it to the ring.
+``families`` says which models, ``requests`` whose rows a batch has, ``layers`` settles which layers
+are wanted, ``compat`` knows what this SGLang offers, ``session`` connects all of it to the ring.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from types import ModuleType
 
 import wrapt
 
+from hs_capture.hooks.families import FAMILIES
 from hs_capture.hooks.installed import broken, wrapped
 
-DEEPSEEK_V2 = "sglang.srt.models.deepseek_v2"
 FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info"
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 LOAD_MODEL = "ModelRunner.load_model"
@@ -39,9 +39,12 @@ def install() -> None:
         return
     _installed = True
     for module, functions in {
-        DEEPSEEK_V2: {
-            "DeepseekV2ForCausalLM.__init__": ("model", "around_causal_lm_init"),
-            "DeepseekV2Model.forward": ("model", "around_model_forward"),
+        **{
+            family.module_name: {
+                f"{family.causal_lm}.__init__": ("model", "around_causal_lm_init"),
+                f"{family.model}.forward": ("model", "around_model_forward"),
+            }
+            for family in FAMILIES
         },
         FORWARD_BATCH: {"ForwardBatch.init_new": ("runner", "around_init_new")},
         MODEL_RUNNER: {
@@ -61,7 +64,7 @@ def _watch_weights(module: ModuleType) -> None:
 
         wrap_updates(module)
     except Exception as error:
-        broken.append(f"{module.__name__}: {type(error).__name__}: {error}")
+        broken[module.__name__] = f"{type(error).__name__}: {error}"
 
 
 def _wrapper_of(functions: dict[str, tuple[str, str]]) -> Callable[[ModuleType], None]:
@@ -76,7 +79,7 @@ def _wrapper_of(functions: dict[str, tuple[str, str]]) -> Callable[[ModuleType],
                 wrapt.wrap_function_wrapper(module, name, getattr(ours, wrapper))
                 wrapped.append(f"{module.__name__}.{name}")
         except Exception as error:
-            broken.append(f"{module.__name__}: {type(error).__name__}: {error}")
+            broken[module.__name__] = f"{type(error).__name__}: {error}"
             if module.__name__ == MODEL_RUNNER and f"{MODEL_RUNNER}.{LOAD_MODEL}" not in wrapped:
                 # Nobody is left to refuse the start with this reason.
                 print(

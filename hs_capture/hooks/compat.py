@@ -17,7 +17,6 @@ Facts are from SGLang's source, read for each release; see docs/compatibility.md
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +26,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from hs_capture.errors import ConfigError
-from hs_capture.hooks.contract import broken
+from hs_capture.hooks.contract import broken, broken_in_family
+from hs_capture.hooks.families import DEEPSEEK_V2, SUPPORTED, Family
 from hs_capture.settings import LAYERS
 
 FIRST_RELEASE = (0, 5, 10)
@@ -86,13 +86,54 @@ def require_release(version: str, root: Path | None) -> tuple[str, ...]:
     )
 
 
+def require_family(version: str, root: Path, family: Family, server_args: Any) -> None:
+    """Check that models of `family` can be captured with SGLang `version` and these settings.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if family.with_kin:
+        # Checked for every server, before its model was known.
+        return
+    found = broken_in_family(root, family)
+    if found:
+        raise ConfigError(
+            f"{family.causal_lm} is captured from SGLang {family.since} on; SGLang {version} lacks "
+            f"what hs-capture relies on: {'; '.join(found)}. Install SGLang {family.since} to "
+            f"{TESTED_RELEASES[-1]}, or unset SGLANG_HS_DUMP_DIR"
+        )
+    require_no_obstacle(Host.of(server_args), OTHERS_OBSTACLES)
+
+
+def require_served_alone(served: object, causal_lm: object, family: Family) -> None:
+    """Check that the captured model `causal_lm` is the served one, or may be inside of it.
+
+    Raises:
+        ConfigError: it is inside of another one, which may compute with it in ways of its own.
+    """
+    if not family.with_kin and served is not causal_lm:
+        raise ConfigError(
+            f"{type(served).__name__} has a {family.causal_lm} inside, which hs-capture captures "
+            "only where it is served by itself; unset SGLANG_HS_DUMP_DIR to serve it"
+        )
+
+
+def unsupported(served: object) -> ConfigError:
+    """Return the error of a server whose model is of no family."""
+    return ConfigError(
+        f"{type(served).__name__} is no model that hs-capture captures, which are {SUPPORTED}; "
+        "unset SGLANG_HS_DUMP_DIR to serve it"
+    )
+
+
 @dataclass(frozen=True)
 class Host:
     """What of a server decides whether captured rows are right.
 
     Attributes:
         args: SGLang's ServerArgs.
-        layers_hand_out_states: see `layers_hand_out_states`.
+        layers_hand_out_states: whether a layer of a DeepSeek-V2 hands out its own complete input;
+            else the model adds up two terms.
         compiles_prefill: see `compiles_prefill`.
     """
 
@@ -103,7 +144,8 @@ class Host:
     @classmethod
     def of(cls, server_args: Any) -> Host:
         """Look at the SGLang of this process."""
-        return cls(server_args, layers_hand_out_states(), compiles_prefill(server_args))
+        hand_out_states = DEEPSEEK_V2.layers_hand_out_states()
+        return cls(server_args, hand_out_states, compiles_prefill(server_args))
 
     def is_on(self, *names: str) -> bool:
         """Whether one of these options is there and switched on."""
@@ -165,6 +207,16 @@ OBSTACLES = (
         "--enable-aiter-allreduce-fusion, or upgrade SGLang to 0.5.14 or newer",
     ),
     Obstacle(
+        lambda host: host.is_on("is_embedding"),
+        "an embedding server (--is-embedding) has no logits, with which the states are taken; "
+        "start the server without it",
+    ),
+    Obstacle(
+        lambda host: host.is_on("enable_pdmux"),
+        "--enable-pdmux prefills layer by layer and hands out no states; "
+        "start the server without it",
+    ),
+    Obstacle(
         lambda host: host.compiles_prefill,
         "SGLang is about to compile prefill (piecewise CUDA graphs), which fails on a model that "
         "is being captured; start the server with --disable-prefill-cuda-graph (SGLang 0.5.14 and "
@@ -173,19 +225,43 @@ OBSTACLES = (
 )
 
 
-def require_no_obstacle(host: Host) -> None:
+OTHERS_OBSTACLES = (
+    Obstacle(
+        lambda host: host.is_on("enable_dp_attention"),
+        "--enable-dp-attention was tested with the DeepSeek-V2 family alone; "
+        "start the server of another model without it",
+    ),
+    Obstacle(
+        lambda host: (
+            getattr(host.args, "moe_a2a_backend", None) not in {None, "none"}
+            or host.size("ep_size") > 1
+            or getattr(host.args, "moe_dense_tp_size", None) is not None
+        ),
+        "expert parallelism (--moe-a2a-backend, --ep-size, --moe-dense-tp-size) was tested with no "
+        "other models than those of the DeepSeek-V2 family; start the server of one without it",
+    ),
+    Obstacle(
+        lambda host: host.is_on("rl_on_policy_target"),
+        "--rl-on-policy-target gives some models a residual stream in another dtype; "
+        "start the server of a model that is not of the DeepSeek-V2 family without it",
+    ),
+)
+"""Those that count for models of other families than DeepSeek-V2's."""
+
+
+def require_no_obstacle(host: Host, obstacles: tuple[Obstacle, ...] = OBSTACLES) -> None:
     """Check the server's settings.
 
     Raises:
         ConfigError: some make correct capture impossible; all of them are named.
     """
-    found = [obstacle.text for obstacle in OBSTACLES if obstacle.present(host)]
+    found = [obstacle.text for obstacle in obstacles if obstacle.present(host)]
     if found:
         raise ConfigError("; ".join(found))
 
 
 def require_layers(layers: tuple[int, ...], hand_out_states: bool) -> None:
-    """Check the chosen layers against `layers_hand_out_states`.
+    """Check the chosen layers, for a model whose layers may `hand_out_states` or not.
 
     Raises:
         ConfigError: one of them cannot be captured with this SGLang.
@@ -196,14 +272,6 @@ def require_layers(layers: tuple[int, ...], hand_out_states: bool) -> None:
             f"{LAYERS}: layer -1, the output of the embedding, can only be captured with SGLang "
             "0.5.14 and newer; leave it out or upgrade SGLang"
         )
-
-
-def layers_hand_out_states() -> bool:
-    """Whether a layer hands out its own complete input; else the model adds up two terms."""
-    from sglang.srt.models.deepseek_v2 import DeepseekV2DecoderLayer
-
-    parameters = inspect.signature(DeepseekV2DecoderLayer.forward).parameters
-    return "captured_last_layer_outputs" in parameters
 
 
 def compiles_prefill(server_args: Any) -> bool:
@@ -303,10 +371,13 @@ def eagle3_rule(causal_lm: type, config: Any, ids: tuple[int, ...]) -> tuple[int
     Up to 0.5.12 each id grows by one; from 0.5.13 only when the first is 1. The class's own setter
     is asked, on a stand-in, so that the answer is this release's own.
     """
+    model = SimpleNamespace(layers_to_capture=[])
+    # Some hand the ids on to a method of their model, which marks its layers as well.
+    model.set_eagle3_layers_to_capture = lambda chosen: vars(model).update(layers_to_capture=chosen)
     stand_in = SimpleNamespace(
         pp_group=SimpleNamespace(is_last_rank=True),
         config=config,
-        model=SimpleNamespace(layers_to_capture=[]),
+        model=model,
         capture_aux_hidden_states=False,
     )
     causal_lm.set_eagle3_layers_to_capture(stand_in, list(ids))  # type: ignore[attr-defined]

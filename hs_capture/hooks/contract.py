@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hs_capture.hooks.families import LAYER_MARK, Family
 from hs_capture.hooks.source import (
     Attributes,
     Constant,
@@ -50,26 +51,25 @@ LOADS = tuple(
     f"update_weights_from_{source}" for source in ("disk", "distributed", "tensor", "ipc")
 )
 
+CAUSAL_LM_NAMES = ("pp_group", "config", "model", "logits_processor", "capture_aux_hidden_states")
+CAUSAL_LM_FORWARD = (
+    "self.capture_aux_hidden_states",
+    "hidden_states, aux_hidden_states = hidden_states",
+    (
+        "self.logits_processor(input_ids, hidden_states, self.lm_head, forward_batch, "
+        "aux_hidden_states)"
+    ),
+)
+
 CONTRACT: tuple[Part, ...] = (
     # hooks/model.py
     Function(DEEPSEEK, "DeepseekV2ForCausalLM.__init__", ("self", "config")),
     Attributes(
         DEEPSEEK,
         "DeepseekV2ForCausalLM",
-        ("pp_group", "config", "model", "logits_processor", "capture_aux_hidden_states"),
+        CAUSAL_LM_NAMES,
     ),
-    Function(
-        DEEPSEEK,
-        "DeepseekV2ForCausalLM.forward",
-        contains=(
-            "self.capture_aux_hidden_states",
-            "hidden_states, aux_hidden_states = hidden_states",
-            (
-                "self.logits_processor(input_ids, hidden_states, self.lm_head, forward_batch, "
-                "aux_hidden_states)"
-            ),
-        ),
-    ),
+    Function(DEEPSEEK, "DeepseekV2ForCausalLM.forward", contains=CAUSAL_LM_FORWARD),
     Function(
         DEEPSEEK,
         "DeepseekV2Model.forward",
@@ -260,6 +260,47 @@ CONTRACT: tuple[Part, ...] = (
 )
 
 
+def family_contract(family: Family) -> tuple[Part, ...]:
+    """Return what the hooks rely on in the models of a family other than DeepSeek-V2."""
+    file = f"srt/models/{family.module}.py"
+    own = (file, family.model)
+    base = own
+    if family.base is not None:
+        base = (f"srt/models/{family.base[0]}.py", family.base[1])
+    asked = (
+        f"getattr(layer, '{LAYER_MARK}', False)"
+        if family.marks_layers
+        else "i in self.layers_to_capture"
+    )
+    forwards = tuple(
+        (
+            Function(
+                place,
+                f"{owner}.forward",
+                ("self", "input_ids", "positions", "forward_batch"),
+                contains=(asked, "self.norm"),
+            ),
+        )
+        for place, owner in dict.fromkeys((own, base))
+    )
+    return (
+        Function(file, f"{family.causal_lm}.__init__", ("self", "config")),
+        Attributes(file, family.causal_lm, CAUSAL_LM_NAMES),
+        Function(file, f"{family.causal_lm}.forward", contains=CAUSAL_LM_FORWARD),
+        Function(file, f"{family.causal_lm}.load_weights", ("self", "weights")),
+        Function(
+            file,
+            f"{family.causal_lm}.set_eagle3_layers_to_capture",
+            ("self", "layer_ids"),
+            contains=("self.pp_group.is_last_rank",),
+            reads_only=frozenset({"pp_group", "config", "model", "capture_aux_hidden_states"}),
+        ),
+        OneOf(f"forward of {family.model}", forwards),
+        Attributes(*base, ("layers_to_capture", "norm", "start_layer", "layers")),
+        Function(file, f"{family.layer}.forward", named=(family.collector,)),
+    )
+
+
 def broken(root: Path) -> list[str]:
     """Return what of the contract the SGLang in `root` does not keep; nothing if it keeps all.
 
@@ -267,6 +308,12 @@ def broken(root: Path) -> list[str]:
     name, and says what was expected. Nothing is imported.
     """
     return broken_in(Source(root))
+
+
+def broken_in_family(root: Path, family: Family) -> list[str]:
+    """Return what the SGLang in `root` lacks for a family other than DeepSeek-V2, as ``broken``."""
+    source = Source(root)
+    return [text for part in family_contract(family) for text in part.broken(source)]
 
 
 def broken_in(source: Source) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hs_capture.hooks.compat import PREFILL_MODES
+from hs_capture.hooks.families import LAYER_MARK, Family, family_of
 from hs_capture.hooks.guard import Guard
 from hs_capture.layer_ids import internal_id
 
@@ -20,7 +21,7 @@ HIDDEN_ARGUMENT, AUX_ARGUMENT = 1, 4
 """Positions of ``hidden_states`` and ``aux_hidden_states`` in ``LogitsProcessor.forward`` (the same
 in SGLang 0.5.4 to 0.5.23)."""
 BATCH_ARGUMENT = 2
-"""Position of ``forward_batch`` in ``DeepseekV2Model.forward``."""
+"""Position of ``forward_batch`` in the ``forward`` of a model (``DeepseekV2Model`` and others)."""
 LOADER = "load_weights"
 """How SGLang has a model load weights, when it starts and when they are updated."""
 SETTERS = ("set_eagle3_layers_to_capture", "set_dflash_layers_to_capture")
@@ -42,13 +43,19 @@ class Attachment:
     """
 
     def __init__(
-        self, causal_lm: Any, layer_ids: tuple[int, ...], pre_norm: bool, guard: Guard
+        self,
+        causal_lm: Any,
+        family: Family,
+        layer_ids: tuple[int, ...],
+        pre_norm: bool,
+        guard: Guard,
     ) -> None:
-        """Switch SGLang's layer capture on in `causal_lm`, a DeepseekV2ForCausalLM.
+        """Switch SGLang's layer capture on in `causal_lm`, a model of `family`.
 
         With `pre_norm` the final state before the norm is handed over too.
         """
         self.causal_lm = causal_lm
+        self.family = family
         self.model = causal_lm.model
         self.layer_ids = layer_ids
         self.wants_batch: Callable[[], bool | None] = lambda: None
@@ -79,7 +86,7 @@ class Attachment:
         self._replayed = True
 
     def forward(self, wrapped: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-        """Run ``DeepseekV2Model.forward`` with our layers captured only where rows are wanted."""
+        """Run the model's ``forward`` with our layers captured only where rows are wanted."""
         wanted = False
         with self._guard("deciding whether a batch is captured"):
             wanted = self._is_wanted(args, kwargs)
@@ -113,7 +120,14 @@ class Attachment:
         """Capture our layers and those that SGLang asks for, `theirs`, as SGLang's internal ids."""
         self._theirs = sorted(set(theirs))
         self._captured = sorted({*theirs, *map(internal_id, self.layer_ids)})
-        self.model.layers_to_capture = list(self._captured)
+        self._choose(self._captured)
+
+    def _choose(self, layers: list[int]) -> None:
+        """Have SGLang capture these layers from now on, of those that anybody asked for."""
+        self.model.layers_to_capture = list(layers)
+        if self.family.marks_layers:
+            for layer in self._captured:
+                setattr(self.model.layers[layer], LAYER_MARK, layer in layers)
 
     def _follow(self, name: str, called: Callable[[], None]) -> None:
         """Call `called` after this method of the model, however it went."""
@@ -144,11 +158,11 @@ class Attachment:
 
     @contextlib.contextmanager
     def _only_theirs(self) -> Iterator[None]:
-        self.model.layers_to_capture = list(self._theirs)
+        self._choose(self._theirs)
         try:
             yield
         finally:
-            self.model.layers_to_capture = list(self._captured)
+            self._choose(self._captured)
 
     def _guarded_on_norm(self, _norm: Any, inputs: Args, output: Any) -> None:
         if self._capturing:
@@ -224,12 +238,12 @@ def _with_aux(args: Args, kwargs: Kwargs, aux: Any) -> tuple[Args, Kwargs]:
     return args, {**kwargs, "aux_hidden_states": aux}
 
 
-_attach: Callable[[Any], Attachment] | None = None
+_attach: Callable[[Any, Family], Attachment] | None = None
 _attachment: Attachment | None = None
 
 
 @contextlib.contextmanager
-def attaching(attach: Callable[[Any], Attachment]) -> Iterator[None]:
+def attaching(attach: Callable[[Any, Family], Attachment]) -> Iterator[None]:
     """Attach to the model that is built in this block: the served one, not a draft."""
     global _attach
     _attach = attach
@@ -247,17 +261,20 @@ def attachment() -> Attachment | None:
 def around_causal_lm_init(
     wrapped: Callable[..., None], instance: Any, args: Args, kwargs: Kwargs
 ) -> None:
-    """Wrapper of ``DeepseekV2ForCausalLM.__init__``."""
+    """Wrapper of ``__init__`` of a family's class, such as ``DeepseekV2ForCausalLM``."""
     global _attachment
     wrapped(*args, **kwargs)
-    if _attach is not None and instance.pp_group.is_last_rank:
-        _attachment = _attach(instance)
+    if _attach is None:
+        return
+    family = family_of(type(instance))
+    if family is not None and instance.pp_group.is_last_rank:
+        _attachment = _attach(instance, family)
 
 
 def around_model_forward(
     wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs
 ) -> Any:
-    """Wrapper of ``DeepseekV2Model.forward``."""
+    """Wrapper of ``forward`` of a family's model, such as ``DeepseekV2Model``."""
     if _attachment is None or instance is not _attachment.model:
         return wrapped(*args, **kwargs)
     return _attachment.forward(wrapped, args, kwargs)

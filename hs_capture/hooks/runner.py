@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import multiprocessing
@@ -17,6 +18,7 @@ from hs_capture.dump_dir import judge, prepare
 from hs_capture.errors import ConfigError
 from hs_capture.format.run import Refusal
 from hs_capture.hooks import compat, model
+from hs_capture.hooks.families import DEEPSEEK_V2, FAMILIES, Family
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.installed import broken
 from hs_capture.hooks.layers import settle_layers
@@ -53,20 +55,20 @@ def around_load_model(
         return wrapped(*args, **kwargs)
     with _refusing(dump_dir):
         plan = _plan(settings, instance.server_args)
-    with model.attaching(lambda causal_lm: _attach(causal_lm, plan)):
+    attach = functools.partial(_attach, plan, instance.server_args)
+    with model.attaching(attach):
         result = wrapped(*args, **kwargs)
     with _refusing(dump_dir):
-        # The module of the model may have been imported only now.
-        _require_whole()
         attachment = model.attachment()
+        # The module of the model may have been imported only now.
+        _require_whole(DEEPSEEK_V2)
         if attachment is not None:
+            _require_whole(attachment.family)
+            compat.require_served_alone(instance.model, attachment.causal_lm, attachment.family)
             _session = Session(instance, plan, attachment, _guard)
         elif compat.is_last_stage():
-            raise ConfigError(
-                f"{type(instance.model).__name__} is no model of the DeepSeek-V2 family (DeepSeek "
-                "V2, V3 and V3.2, Kimi-K2 and K2.5, GLM DSA, Mistral Large 3), which is all that "
-                "hs-capture captures; unset SGLANG_HS_DUMP_DIR to serve it"
-            )
+            _require_whole(*FAMILIES)
+            raise compat.unsupported(instance.model)
     return result
 
 
@@ -141,8 +143,8 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
 
     import sitecustomize_shim
 
-    _require_whole()
-    notes = compat.require_release(sglang.__version__, Path(inspect.getfile(sglang)).parent)
+    _require_whole(DEEPSEEK_V2)
+    notes = compat.require_release(sglang.__version__, _root())
     compat.require_no_obstacle(compat.Host.of(server_args))
     ranks = compat.ranks()
     if ranks.holds_full_rows:
@@ -159,26 +161,40 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
     )
 
 
-def _require_whole() -> None:
-    """Raise ConfigError if only a part of the hooks is there, which would lose rows or mix them."""
-    if broken:
+def _root() -> Path:
+    """Return the folder of the package ``sglang``."""
+    import sglang
+
+    return Path(inspect.getfile(sglang)).parent
+
+
+def _require_whole(*families: Family) -> None:
+    """Raise ConfigError if only a part of the hooks is there, which would lose rows or mix them.
+
+    The modules of other models than these `families` do not matter.
+    """
+    others = {family.module_name for family in FAMILIES if family not in families}
+    found = [f"{module}: {why}" for module, why in broken.items() if module not in others]
+    if found:
         raise ConfigError(
-            f"this SGLang cannot be wrapped ({'; '.join(broken)}); use a release that "
+            f"this SGLang cannot be wrapped ({'; '.join(found)}); use a release that "
             "docs/compatibility.md names, or unset SGLANG_HS_DUMP_DIR"
         )
 
 
-def _attach(causal_lm: Any, plan: Plan) -> Attachment:
+def _attach(plan: Plan, server_args: Any, causal_lm: Any, family: Family) -> Attachment:
     config = causal_lm.config
     with _refusing(plan.settings.dump_dir):
+        compat.require_family(plan.sglang_version, _root(), family, server_args)
         layer_ids = settle_layers(
             plan.settings.layers,
             config.num_hidden_layers,
             causal_lm.model.start_layer,
             lambda ids: compat.eagle3_rule(type(causal_lm), config, ids),
         )
-        compat.require_layers(layer_ids, compat.layers_hand_out_states())
-        return Attachment(causal_lm, layer_ids, "pre_norm" in plan.settings.final, _guard)
+        compat.require_layers(layer_ids, family.layers_hand_out_states())
+        pre_norm = "pre_norm" in plan.settings.final
+        return Attachment(causal_lm, family, layer_ids, pre_norm, _guard)
 
 
 @contextlib.contextmanager

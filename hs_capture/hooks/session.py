@@ -25,6 +25,7 @@ from hs_capture.format.metadata import layer_stream
 from hs_capture.format.run import RunInfo
 from hs_capture.hooks import metrics
 from hs_capture.hooks.compat import Ranks
+from hs_capture.hooks.families import without_others
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.installed import wrapped
 from hs_capture.hooks.model import Attachment
@@ -273,7 +274,7 @@ def _create_run(plan: Plan, attachment: Attachment, dtype: str) -> tuple[Path, R
         server_pid=os.getpid(),
         door=plan.door,
         model_class=type(causal_lm).__name__,
-        wrapped=tuple(wrapped),
+        wrapped=without_others(wrapped, attachment.family),
         architecture=(getattr(config, "architectures", None) or ["unknown"])[0],
         config_digest=digest.hexdigest(),
         num_layers=config.num_hidden_layers,

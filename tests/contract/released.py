@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hs_capture.hooks.contract import CONTRACT
+from hs_capture.hooks.contract import CONTRACT, family_contract
+from hs_capture.hooks.families import FAMILIES
 from hs_capture.hooks.source import Source
 
 WHEELS = Path(__file__).parents[2] / "build" / "wheels"
@@ -27,7 +28,11 @@ _DOWNLOAD = (
 )
 
 
-def files(part: Any = CONTRACT) -> Iterator[str]:
+READ = (CONTRACT, *map(family_contract, FAMILIES))
+"""All that is read of a release: what every server relies on, and each family of models."""
+
+
+def files(part: Any = READ) -> Iterator[str]:
     """Yield the paths, or patterns of them, that the contract speaks of."""
     if isinstance(part, str) and part.endswith(".py"):
         yield part

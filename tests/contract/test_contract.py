@@ -15,10 +15,19 @@ import pytest
 from contract.released import Renamed, newest, unpack
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import TESTED_RELEASES, require_release
-from hs_capture.hooks.contract import broken, broken_in
+from hs_capture.hooks.contract import broken, broken_in, broken_in_family, family_contract
+from hs_capture.hooks.families import DEEPSEEK_V2, FAMILIES, Family
 from hs_capture.hooks.source import Source
+from hs_capture.layer_ids import release_of
 
 OLDEST, NEWEST = TESTED_RELEASES[0], TESTED_RELEASES[-1]
+OTHERS = [family for family in FAMILIES if family is not DEEPSEEK_V2]
+
+
+@pytest.fixture(scope="session")
+def newest_source(released: Callable[[str], Path]) -> Source:
+    """The newest release, each of whose modules is parsed once."""
+    return Source(released(NEWEST))
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +52,38 @@ def test_the_newest_release_of_today_keeps_the_contract(tmp_path: Path) -> None:
     """It may be newer than this tree: then this is the test that says what it broke."""
     version, path = newest()
     assert broken(unpack(path, tmp_path)) == [], f"SGLang {version}"
+
+
+@pytest.mark.parametrize("family", OTHERS, ids=lambda family: family.stem)
+@pytest.mark.parametrize("version", TESTED_RELEASES)
+def test_a_family_is_captured_from_the_release_on_that_its_row_names(
+    released: Callable[[str], Path], version: str, family: Family
+) -> None:
+    """Every release from then on has what is relied on, and none before: those are refused."""
+    found = broken_in_family(released(version), family)
+    if release_of(version) >= release_of(family.since):
+        assert found == []
+    else:
+        assert any(family.collector in text for text in found), found
+
+
+@pytest.mark.parametrize("family", OTHERS, ids=lambda family: family.stem)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("layers_to_capture", "norm", "start_layer", "logits_processor", "pp_group"),
+        *("capture_aux_hidden_states", "load_weights", "set_eagle3_layers_to_capture"),
+        *("layers", "forward_batch"),
+    ],
+)
+def test_a_name_that_a_family_has_lost_is_reported(
+    newest_source: Source, family: Family, name: str
+) -> None:
+    """The report names the file of the family, or of the class that it derives from."""
+    source = Renamed(newest_source, name, "something_else")
+    found = [text for part in family_contract(family) for text in part.broken(source)]
+    files = [f"{module}.py: " for module in (family.module, *(family.base or ())[:1])]
+    assert any(name in text and any(file in text for file in files) for text in found), found
 
 
 @pytest.mark.parametrize(

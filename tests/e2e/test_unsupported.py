@@ -12,7 +12,7 @@ from harness.launching import CPU_HOST, Spawner, Zygote
 from harness.linked import altered_package
 from harness.refusals import refused_start, verify
 from harness.server import ServerConfig
-from harness.tiny_llama import ARGUMENTS, build_tiny_llama
+from harness.tiny_families import LLAMA, build_tiny_family
 
 BEGINNING = "hs-capture: the server does not start: "
 EXIT_CODE = "scheduler died during initialization (exit code: 78)"
@@ -22,18 +22,27 @@ NEWEST = "0.5.23"
 def test_a_model_of_another_family_is_refused_by_its_class(
     zygote: Zygote, tmp_path: Path, new_log: Callable[[], Path]
 ) -> None:
-    """The server ends with a line and the exit code of a refusal, and verify tells the same."""
+    """The server ends with a line and the exit code of a refusal, and verify tells the same.
+
+    The class derives from one that is captured.
+    """
+    phi = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
     dump_dir = tmp_path / "dump"
     environment = {"SGLANG_HS_DUMP_DIR": str(dump_dir), "SGLANG_HS_BUFFER": "16M"}
-    config = ServerConfig(build_tiny_llama(tmp_path / "llama"), environment, arguments=ARGUMENTS)
+    model = build_tiny_family(tmp_path / "phi", phi)
+    config = ServerConfig(model, environment, arguments=["--load-format", "dummy"])
     refused = refused_start(zygote, config, new_log())
     assert refused.exit_code != 0
-    assert refused.line.startswith(f"{BEGINNING}LlamaForCausalLM is no model of the DeepSeek-V2")
+    assert refused.line.startswith(
+        f"{BEGINNING}Phi3ForCausalLM is no model that hs-capture captures"
+    )
+    assert "DeepSeek V2, V3 and V3.2, Kimi-K2" in refused.line
+    assert "LlamaForCausalLM, Qwen2ForCausalLM" in refused.line
     assert refused.line.endswith("unset SGLANG_HS_DUMP_DIR to serve it")
     assert EXIT_CODE in refused.log
     verified = verify(dump_dir, environment)
     assert verified.returncode == 2
-    assert "LlamaForCausalLM is no model of the DeepSeek-V2 family" in verified.stdout
+    assert "Phi3ForCausalLM is no model that hs-capture captures" in verified.stdout
 
 
 CHANGES = {

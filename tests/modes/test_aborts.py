@@ -29,11 +29,12 @@ WRONG = ("hook_errors", "writer_errors", "rows_dropped", "rows_late", "open_reco
 
 @pytest.fixture(scope="module")
 def server(serve: Serve, zygote: Zygote, model: Path, dump_dir: Path) -> Iterator[Server]:
-    """A server that drops what finds no room, and a writer that waits ten seconds for news."""
+    """A server that drops what finds no room for a minute, and a writer that waits ten seconds for
+    news."""
     environment = {
         "SGLANG_HS_DUMP_DIR": str(dump_dir),
         "SGLANG_HS_BUFFER": "2M",
-        "SGLANG_HS_ON_FULL": "drop",
+        "SGLANG_HS_BLOCK_TIMEOUT": "60",
         "HS_TEST_CONSTANT": f"hs_capture.writer.config:RECORD_SECONDS={RECORD_SECONDS}",
     }
     arguments = ("--disable-radix-cache",)
@@ -132,12 +133,12 @@ def _abort_midway(server: Server, dump_dir: Path, tokens: list[int], rid: str) -
 
     request = threading.Thread(target=send)
     request.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not _open_records(dump_dir) - earlier:
         assert time.monotonic() < deadline, f"{rid} was not begun"
         time.sleep(0.002)
     abort(server.url, rid)
-    request.join(60)
+    request.join(600)
 
 
 def _open_records(dump_dir: Path) -> set[Path]:

@@ -156,3 +156,14 @@ def test_ids_that_are_advised_mean_the_layers_they_were_made_for() -> None:
             assert resolve_eagle3(ids, release, LAYERS) == layers
     # An output of layer 0 alone would be the id 1, and a first id of 1 means the output of layer 1.
     assert spell_eagle3((0,), release_of(NEW), LAYERS) is None
+
+
+def test_a_model_with_another_rule_is_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang takes every id of a Llama's drafter for the output of that layer."""
+    write_run(tmp_path / "store", replace(RUN, model_class="LlamaForCausalLM"))
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 4}))
+    place = ["--store", str(tmp_path / "store"), "--draft-config", str(tmp_path / "config.json")]
+    assert main(["check-drafter", *place]) == 2
+    assert "the store is of a LlamaForCausalLM" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import (
+    OTHERS_OBSTACLES,
     TESTED_RELEASES,
     Host,
     Ranks,
@@ -59,11 +60,33 @@ def host(
         ({"enable_nsa_prefill_context_parallel": True}, "--enable-prefill-cp and its older names"),
         ({"attn_cp_size": 2}, "--attn-cp-size"),
         ({"disaggregation_mode": "decode"}, "prefill server"),
+        ({"is_embedding": True}, "--is-embedding"),
+        ({"enable_pdmux": True}, "--enable-pdmux"),
     ],
 )
 def test_settings_that_make_rows_wrong_are_refused(setting: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         require_no_obstacle(host(**setting))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"enable_dp_attention": True}, "--enable-dp-attention"),
+        ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
+        ({"ep_size": 2}, "--ep-size"),
+        ({"moe_dense_tp_size": 1}, "--moe-dense-tp-size"),
+        ({"rl_on_policy_target": "fsdp"}, "--rl-on-policy-target"),
+    ],
+)
+def test_some_settings_are_refused_for_other_families_than_deepseeks(
+    setting: dict[str, object], said: str
+) -> None:
+    require_no_obstacle(host(**setting))
+    with pytest.raises(ConfigError, match=said):
+        require_no_obstacle(host(**setting), OTHERS_OBSTACLES)
+    plain = {"moe_a2a_backend": "none", "ep_size": 1, "moe_dense_tp_size": None}
+    require_no_obstacle(host(**plain), OTHERS_OBSTACLES)
 
 
 def test_plain_settings_and_missing_ones_are_fine() -> None:

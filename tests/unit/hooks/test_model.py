@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hs_capture.hooks.families import DEEPSEEK_V2
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.model import Attachment
 
@@ -122,7 +123,7 @@ def test_both_sides_get_what_they_asked_for(
     """SGLang's share is what a server without us has, in a prefill, a verification, a decode."""
     alone, shared = CausalLM(packed), CausalLM(packed)
     received: list[tuple[list[torch.Tensor], torch.Tensor, bool]] = []
-    attachment = Attachment(shared, OURS, pre_norm, Guard())
+    attachment = Attachment(shared, DEEPSEEK_V2, OURS, pre_norm, Guard())
     attachment.receive = lambda *given: received.append(given)
     for causal_lm in (alone, shared) if SHARES[share] else ():
         causal_lm.set_eagle3_layers_to_capture(SHARES[share])
@@ -150,7 +151,7 @@ def test_a_prefill_without_wanted_rows_captures_only_sglangs(
     states: torch.Tensor, share: str, packed: bool
 ) -> None:
     alone, shared = CausalLM(packed), CausalLM(packed)
-    attachment = Attachment(shared, OURS, True, Guard())
+    attachment = Attachment(shared, DEEPSEEK_V2, OURS, True, Guard())
     attachment.wants_batch = lambda: False
     received: list[list[torch.Tensor]] = []
     attachment.receive = lambda ours, *_: received.append(ours)
@@ -162,7 +163,7 @@ def test_a_prefill_without_wanted_rows_captures_only_sglangs(
 
 def test_a_receiver_that_fails_changes_nothing_for_sglang(states: torch.Tensor) -> None:
     alone, shared = CausalLM(True), CausalLM(True)
-    attachment = Attachment(shared, OURS, True, Guard())
+    attachment = Attachment(shared, DEEPSEEK_V2, OURS, True, Guard())
 
     def fail(*_: Any) -> None:
         raise RuntimeError("planted")
@@ -179,7 +180,7 @@ def test_each_load_of_weights_is_counted_also_one_that_fails() -> None:
             return len(weights)
 
     causal_lm = Loading(True)
-    attachment = Attachment(causal_lm, OURS, True, Guard())
+    attachment = Attachment(causal_lm, DEEPSEEK_V2, OURS, True, Guard())
     assert causal_lm.load_weights(["a", "b"]) == 2
     with pytest.raises(TypeError):
         causal_lm.load_weights(None)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from capture_server import HIDDEN, LAYERS, CaptureServer
 from hs_capture.capture.batch import Batch, Request, batch_of
+from hs_capture.hooks.families import DEEPSEEK_V2
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.model import Attachment
 
@@ -134,7 +135,7 @@ def attached(packed: bool) -> tuple[CausalLM, Attachment]:
     """A model of the same weights each time, with our hooks."""
     torch.manual_seed(0)
     causal_lm = CausalLM(packed).requires_grad_(False)
-    return causal_lm, Attachment(causal_lm, LAYERS, True, Guard())
+    return causal_lm, Attachment(causal_lm, DEEPSEEK_V2, LAYERS, True, Guard())
 
 
 def recorded(causal_lm: CausalLM, attachment: Attachment, mode: str) -> Graphs:

@@ -1,7 +1,20 @@
-"""SGLang's own Llama: a model that is not of the family that hs-capture captures."""
+"""SGLang's own Llama and its kin, one of which is inside of another model."""
 
 from __future__ import annotations
 
-from sglang.srt.models.llama import LlamaForCausalLM as EntryClass
+from typing import Any
 
-__all__ = ["EntryClass"]
+import torch
+from sglang.srt.models import llama
+
+
+class EnclosedLlamaForCausalLM(torch.nn.Module):
+    """Has a Llama inside, as multimodal models have."""
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        super().__init__()
+        self.config = config
+        self.language_model = llama.LlamaForCausalLM(config, quant_config)
+
+
+EntryClass = [*llama.EntryClass, EnclosedLlamaForCausalLM]

@@ -1,4 +1,4 @@
-"""SGLang's own drafters, and its models that are DeepSeek's under another name."""
+"""SGLang's own drafters, and its models of other families than DeepSeek's and Llama's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ MODULES = [
     "llama_eagle3",
     "mistral_large_3",
     "mistral_large_3_eagle",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
 ]
 
 EntryClass = []
