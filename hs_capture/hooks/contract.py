@@ -298,6 +298,8 @@ def family_contract(family: Family) -> tuple[Part, ...]:
         OneOf(f"forward of {family.model}", forwards),
         Attributes(*base, ("layers_to_capture", "norm", "start_layer", "layers")),
         Function(file, f"{family.layer}.forward", named=(family.collector,)),
+        # It completes the sums over the ranks. Layers of earlier releases have none.
+        Attributes(file, family.layer, ("attn_boundary",)),
     )
 
 

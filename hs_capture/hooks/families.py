@@ -22,7 +22,8 @@ class Family:
         stem: how the names of its classes begin: ``LlamaForCausalLM``, ``LlamaModel`` and so on.
         collector: parameter with which a layer is asked for the complete state before it. In a
             release without it the model adds up two terms that may be partial sums of a rank.
-        since: the first release that has the collector.
+        since: the first release that keeps the contract (``contract.family_contract``), or, of
+            DeepSeek-V2, that has the collector.
         base: module and class from which its model has what it does not define itself.
         marks_layers: whether a layer is asked because of an attribute of its own (`LAYER_MARK`).
         with_kin: whether classes derived from it, and models inside of others, are captured too.
@@ -75,7 +76,7 @@ FAMILIES = (
     Family("qwen3", "Qwen3", "capture_output", since="0.5.21", base=("qwen2", "Qwen2Model")),
     Family(
         *("qwen3_moe", "Qwen3Moe", "captured_last_layer_outputs"),
-        since="0.5.10",
+        since="0.5.21",
         base=("qwen2_moe", "Qwen2MoeModel"),
         marks_layers=True,
     ),
