@@ -98,7 +98,8 @@ def loads(environment: Environment, folder: Path, module: str) -> list[str]:
         from sglang.srt.{module} import LOADED
         from hs_capture.hooks.installed import broken, wrapped
         assert (LOADED, wrapped) == (True, [])
-        assert broken == ["sglang.srt.{module}: ModuleNotFoundError: No module named 'torch'"]
+        why = "ModuleNotFoundError: No module named 'torch'"
+        assert broken == {{"sglang.srt.{module}": why}}
     """
     return environment.state_on(code).stderr.splitlines()
 

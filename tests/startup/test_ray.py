@@ -51,7 +51,7 @@ class Actor:
             "door": door,
             "ours": ours,
             "wrapped": installed.wrapped if installed else [],
-            "broken": installed.broken if installed else [],
+            "broken": installed.broken if installed else {},
         }
 
 on = Actor.remote().look.remote("sglang.srt.models.deepseek_v2")
@@ -97,7 +97,7 @@ def test_the_start_up_file_opens_in_an_actor(actors: dict[str, Any]) -> None:
     """The actor is a process of its own, and the model's functions are wrapped in it."""
     seen = actors["on"]
     assert seen["pid"] not in (actors["driver"], actors["off"]["pid"])
-    assert (seen["armed"], seen["door"], seen["broken"]) == (1, "pth", [])
+    assert (seen["armed"], seen["door"], seen["broken"]) == (1, "pth", {})
     module = "sglang.srt.models.deepseek_v2"
     assert {
         f"{module}.DeepseekV2ForCausalLM.__init__",
