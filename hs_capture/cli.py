@@ -14,6 +14,7 @@ from hs_capture.errors import ConfigError
 from hs_capture.export import command as export
 from hs_capture.extract import command as extract
 from hs_capture.extract import drain_command, estimate_command
+from hs_capture.extract.failure import INTERRUPTED
 from hs_capture.overview import command as overview
 
 if TYPE_CHECKING:
@@ -150,6 +151,9 @@ def _verify(parsed: argparse.Namespace) -> int:
         except ConfigError as error:
             print(f"hs-capture verify: {error}", file=sys.stderr)
             return USAGE_ERROR
+        except KeyboardInterrupt:
+            print("\nhs-capture verify: interrupted", file=sys.stderr)
+            return INTERRUPTED
     _print(report, as_json=parsed.json)
     return report.verdict.exit_code
 

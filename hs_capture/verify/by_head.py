@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hs_capture.errors import ConfigError, FormatError
 from hs_capture.verify.checkpoint import open_checkpoint
 from hs_capture.verify.evidence import Asked, Witness, saved_in_file, saved_in_store
+from hs_capture.verify.progress import Progress
 from hs_capture.verify.proof import prove
 
 if TYPE_CHECKING:
@@ -34,6 +35,6 @@ def by_head(model: Path, server: str | None, responses: Path | None, sample: int
             known = saved_in_store(dump_dir) if witness is None else witness
         except FormatError as error:
             raise ConfigError(str(error)) from error
-        return prove(runs, checkpoint, known, sample)
+        return prove(runs, checkpoint, known, sample, Progress())
 
     return proof

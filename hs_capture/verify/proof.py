@@ -6,7 +6,7 @@ The head of the checkpoint, over stored final states, has to say what the engine
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,16 +62,22 @@ class _Tally:
 
 
 def prove(
-    runs: Sequence[Path], checkpoint: Checkpoint, witness: Witness, sample: int | None
+    runs: Sequence[Path],
+    checkpoint: Checkpoint,
+    witness: Witness,
+    sample: int | None,
+    tell: Callable[[int], None],
 ) -> Proof:
     """Compare the newest `sample` captures of each run (None: all) that the witness knows.
+
+    `tell` is called after each with the number of captures compared so far.
 
     Raises `ConfigError` when there are captures and none of them can be compared.
     """
     tally = _Tally()
     for run in runs:
         with suppress(StoreNotFoundError):
-            _look_at_run(run, checkpoint, witness, sample, tally)
+            _look_at_run(run, checkpoint, witness, sample, tally, tell)
     compared = tally.captures or tally.problems
     if not compared and tally.left_out:
         raise ConfigError(
@@ -82,7 +88,12 @@ def prove(
 
 
 def _look_at_run(
-    run: Path, checkpoint: Checkpoint, witness: Witness, sample: int | None, tally: _Tally
+    run: Path,
+    checkpoint: Checkpoint,
+    witness: Witness,
+    sample: int | None,
+    tally: _Tally,
+    tell: Callable[[int], None],
 ) -> None:
     try:
         store = open_store(run)
@@ -100,6 +111,7 @@ def _look_at_run(
             # A capture may be taken away meanwhile.
             with suppress(FileNotFoundError):
                 left -= _look_at_capture(capture, run, checkpoint, witness, tally)
+            tell(tally.captures)
         elif left:
             tally.left_out[f"not in {witness.name}"] += 1
 
