@@ -1,6 +1,6 @@
 """From tensors to published files on the CPU: the whole capture pipeline, without SGLang.
 
-    python benchmarks/pipeline.py [--gigabytes 2] [--rounds 7] [--json]
+    python benchmarks/pipeline.py [--gigabytes 1] [--rounds 7] [--workers 1 2] [--json]
 
 A stand-in for the scheduler hands batches of 64 requests to the real tap; the real ring and the
 real writer process do the rest, on tmpfs. Beside it, in the same run: this machine's bounds
@@ -19,11 +19,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -46,6 +46,11 @@ REQUESTS, TOKENS, WIDTH, STREAMS = 64, 128, 2048, 4
 BATCH_BYTES = REQUESTS * TOKENS * WIDTH * 2 * STREAMS
 BOOKKEEPING = "caller's thread, without copying"
 WITH_COPIES = "caller's thread, copying on the CPU"
+RING_BYTES = 256 * 1024**2
+KEPT_FILES = 128
+"""Older files are removed while a way of writing runs, by the thread that brings the tensors: a
+virtual machine may take a second to get a GB of memory that it has not had before, and this is not
+what is compared."""
 JSON_SHARE = 16
 """JSON lists are so slow that one part in this many is written, and the rate is given for that."""
 
@@ -56,47 +61,79 @@ def batch_tensors() -> list[torch.Tensor]:
     return [torch.from_numpy(b.view(np.int16)).view(torch.bfloat16) for b in bits]
 
 
-def capture(
-    tensors: list[torch.Tensor], batches: int, workers: int, root: Path
-) -> dict[str, float]:
-    """Run `batches` through the pipeline; return GB/s and the time on the caller's thread."""
-    producer = Producer(1 << 30)
-    streams = tuple(StreamSpec(f"layer.{i}", "bfloat16", WIDTH) for i in range(STREAMS))
-    copier = HostCopier(producer)
-    config = WriterConfig(
-        ring=-1,
-        bell=-1,
-        run_dir=str(root),
-        rank="bench",
-        file_mode=0o600,
-        reserve_bytes=0,
-        workers=workers,
-        server_pid=os.getpid(),
-        streams=streams,
-        splits_planes=copier.splits_planes,
-        metadata={},
-    )
-    launcher = WriterLauncher(producer, config, os.environ)
-    tap = Tap(producer, launcher, streams, copier, Overload(True, 60.0), longest_prompt=TOKENS)
-    launcher.start()
-    ids = np.arange(TOKENS, dtype=np.int64)
-    began = time.perf_counter()
-    on_thread = []
-    for number in range(batches):
-        requests = [
-            Request(number * REQUESTS + i, f"r{number}-{i}", ids, 0) for i in range(REQUESTS)
-        ]
-        batch = batch_of((request, 0, TOKENS) for request in requests)
-        started = time.perf_counter()
-        tap.capture(batch, tensors)
-        on_thread.append(time.perf_counter() - started)
-    index = root / "index-bench.jsonl"
-    while not index.exists() or index.read_bytes().count(b"\n") < batches * REQUESTS:
-        time.sleep(0.002)
-    seconds = time.perf_counter() - began
-    launcher.hang_up()
-    copy = sum(on_thread) / batches
-    return {"GB_s": batches * BATCH_BYTES / seconds / 1e9, "caller_us": 1e6 * copy}
+class Pipeline:
+    """A tap, a ring and a writer that stay up for all rounds, as they do in a server."""
+
+    def __init__(self, workers: int, root: Path) -> None:
+        """Start a writer with so many threads for the run directory `root`."""
+        self._root = root
+        self._index = root / "index-bench.jsonl"
+        self._indexed_bytes = self._published = self._sent = 0
+        self._removed = 0
+        producer = Producer(RING_BYTES)
+        streams = tuple(StreamSpec(f"layer.{i}", "bfloat16", WIDTH) for i in range(STREAMS))
+        copier = HostCopier(producer)
+        config = WriterConfig(
+            ring=-1,
+            bell=-1,
+            run_dir=str(root),
+            rank="bench",
+            file_mode=0o600,
+            reserve_bytes=0,
+            workers=workers,
+            server_pid=os.getpid(),
+            streams=streams,
+            splits_planes=copier.splits_planes,
+            metadata={},
+        )
+        self._launcher = WriterLauncher(producer, config, os.environ)
+        overload = Overload(True, 60.0)
+        self._tap = Tap(producer, self._launcher, streams, copier, overload, longest_prompt=TOKENS)
+        self._launcher.start()
+
+    def run(self, tensors: list[torch.Tensor], batches: int) -> tuple[float, float]:
+        """Capture `batches`; return GB/s until all are published, and microseconds a batch."""
+        ids = np.arange(TOKENS, dtype=np.int64)
+        began = time.perf_counter()
+        on_thread = 0.0
+        for _ in range(batches):
+            keys = range(self._sent, self._sent + REQUESTS)
+            requests = [Request(key, f"r{key}", ids, 0) for key in keys]
+            batch = batch_of((request, 0, TOKENS) for request in requests)
+            started = time.perf_counter()
+            self._tap.capture(batch, tensors)
+            on_thread += time.perf_counter() - started
+            self._sent += REQUESTS
+            self._remove_old()
+        while self._count_published() < self._sent:
+            time.sleep(0.002)
+        seconds = time.perf_counter() - began
+        return batches * BATCH_BYTES / seconds / 1e9, 1e6 * on_thread / batches
+
+    def stop(self) -> None:
+        """Let the writer end."""
+        self._launcher.hang_up()
+        status = self._root / "status-bench.json"
+        while orjson.loads(status.read_bytes())["state"] != "ended":
+            time.sleep(0.01)
+
+    def _count_published(self) -> int:
+        if self._index.exists():
+            with self._index.open("rb") as index:
+                index.seek(self._indexed_bytes)
+                new = index.read()
+            self._indexed_bytes += len(new)
+            self._published += new.count(b"\n")
+        return self._published
+
+    def _remove_old(self) -> None:
+        """Remove all but the newest captures, as somebody who reads them would."""
+        if self._count_published() - self._removed < 2 * KEPT_FILES:
+            return
+        files = sorted(self._root.glob("[0-9]*/*.hsc"))
+        for file in files[:-KEPT_FILES]:
+            file.unlink()
+        self._removed += len(files) - KEPT_FILES
 
 
 def bookkeeping_microseconds() -> float:
@@ -150,12 +187,19 @@ def copy_to_tmpfs(tensors: list[torch.Tensor], batches: int, root: Path) -> floa
     raw = [tensor.view(torch.int16).numpy().tobytes() for tensor in tensors]
     size = TOKENS * WIDTH * 2
     began = time.perf_counter()
-    for number in range(batches):
-        for i in range(REQUESTS):
-            with (root / f"{number}-{i}").open("wb", buffering=0) as file:
-                for data in raw:
-                    file.write(memoryview(data)[i * size : (i + 1) * size])
+    for number in range(batches * REQUESTS):
+        start = number % REQUESTS * size
+        with fresh(root, number).open("wb", buffering=0) as file:
+            for data in raw:
+                file.write(memoryview(data)[start : start + size])
     return batches * BATCH_BYTES / (time.perf_counter() - began) / 1e9
+
+
+def fresh(root: Path, number: int) -> Path:
+    """Return the path of file `number`, which is not there; older files are removed."""
+    path = root / str(number % KEPT_FILES)
+    path.unlink(missing_ok=True)
+    return path
 
 
 def save_json(states: dict[str, torch.Tensor], path: Path) -> None:
@@ -188,47 +232,65 @@ def written(
         i = number % REQUESTS
         rows = slice(i * TOKENS, (i + 1) * TOKENS)
         states = {f"layer.{k}": tensor[rows].clone() for k, tensor in enumerate(tensors)}
-        write(states, root / str(number))
+        write(states, fresh(root, number))
     seconds = time.perf_counter() - began
     return requests * BATCH_BYTES / REQUESTS / seconds / 1e9
 
 
-def one_round(tensors: list[torch.Tensor], batches: int) -> dict[str, float]:
+def one_round(
+    tensors: list[torch.Tensor], batches: int, pipelines: dict[int, Pipeline]
+) -> dict[str, float]:
     """Measure everything once."""
     found: dict[str, float] = {BOOKKEEPING: bookkeeping_microseconds()}
-
-    def in_folder(measure: Callable[[Path], Any]) -> Any:
-        root = Path(tempfile.mkdtemp(prefix="hs-bench-", dir="/dev/shm"))
-        try:
-            return measure(root)
-        finally:
-            shutil.rmtree(root)
-
-    for workers in (1, 2):
-        pipeline = in_folder(lambda root, n=workers: capture(tensors, batches, n, root))
-        found[f"pipeline, {workers} workers"] = pipeline["GB_s"]
+    for workers, pipeline in pipelines.items():
+        rate, caller = pipeline.run(tensors, batches)
         alone = codec_alone(tensors, batches, workers)
+        found[f"pipeline, {workers} workers"] = rate
         found[f"codec alone, {workers} threads"] = alone
-        found[f"pipeline / codec alone, {workers} workers"] = pipeline["GB_s"] / alone
-        found[WITH_COPIES] = pipeline["caller_us"]
-    found["copy to tmpfs files"] = in_folder(lambda root: copy_to_tmpfs(tensors, batches, root))
+        found[f"pipeline / codec alone, {workers} workers"] = rate / alone
+        found[WITH_COPIES] = caller
+    with folder() as root:
+        found["copy to tmpfs files"] = copy_to_tmpfs(tensors, batches, root)
     for name, (write, share) in OTHERS.items():
-        requests = batches * REQUESTS // share
-        found[name] = in_folder(lambda root, w=write, n=requests: written(w, tensors, n, root))
+        with folder() as root:
+            found[name] = written(write, tensors, batches * REQUESTS // share, root)
     return found
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder on tmpfs that is removed afterwards."""
+    path = Path(tempfile.mkdtemp(prefix="hs-bench-", dir="/dev/shm"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@contextmanager
+def pipelines_of(workers: Iterable[int]) -> Iterator[dict[int, Pipeline]]:
+    """A pipeline for each number of `workers`."""
+    with ExitStack() as stack:
+        running = {}
+        for count in workers:
+            running[count] = Pipeline(count, stack.enter_context(folder()))
+            stack.callback(running[count].stop)
+        yield running
 
 
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     tensors = batch_tensors()
     batches = max(1, round(options.gigabytes * 1e9 / BATCH_BYTES))
-    rounds = [one_round(tensors, batches) for _ in range(options.rounds + 1)][1:]
+    with pipelines_of(options.workers) as pipelines:
+        rounds = [one_round(tensors, batches, pipelines) for _ in range(options.rounds + 1)][1:]
     results = {name: Spread.of(r[name] for r in rounds) for name in rounds[0]}
     targets = [
         Target(name, results[name].median, 0.7) for name in results if name.startswith("pipeline /")

@@ -130,11 +130,11 @@ class HiddenStatesDataset(Dataset[Item]):
         expected = (self._rids[index], int(self.lengths[index]), True)
         if (entry.rid, entry.num_tokens, entry.complete) != expected:
             raise FormatError(
-                f"{directory / file}: rid, tokens and completeness are "
+                f"{os.path.join(directory, file)}: rid, tokens and completeness are "
                 f"{(entry.rid, entry.num_tokens, entry.complete)!r}, and were {expected!r} when "
                 "the dataset was opened; open it again"
             )
-        return Capture(directory / file, entry, run)
+        return Capture(os.path.join(directory, file), entry, run)
 
     def _loss_mask(self, index: int) -> torch.Tensor:
         tokens = int(self.lengths[index])

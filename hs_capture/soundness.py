@@ -20,13 +20,13 @@ from hs_capture.numbers import any_nonzero, count_not_finite
 class Examined:
     """One capture file that was read as a whole. `problem` is None when all of it is right."""
 
-    path: Path
+    path: str
     stored_bytes: int
     incomplete_reason: str | None
     problem: str | None
 
 
-def newest_files(run: Path, limit: int | None) -> Iterator[Path]:
+def newest_files(run: Path, limit: int | None) -> Iterator[str]:
     """The capture files of a run, newest first, at most `limit` (None: all).
 
     Names begin with the sequence number, and so do the folders, so a sample of a million captures
@@ -39,10 +39,10 @@ def newest_files(run: Path, limit: int | None) -> Iterator[Path]:
             if left == 0:
                 return
             left -= 1
-            yield path
+            yield str(path)
 
 
-def examine(path: Path) -> Examined | None:
+def examine(path: str) -> Examined | None:
     """Read one capture whole and judge it; None when it was taken away meanwhile."""
     try:
         with ContainerReader(path) as reader:

@@ -147,8 +147,10 @@ class Capture:
     again. Damage shows as `FormatError`, a file that is gone as `FileNotFoundError`.
     """
 
-    def __init__(self, path: Path, entry: IndexEntry, run: RunInfo | None) -> None:
-        self.path = path
+    def __init__(
+        self, path: str | os.PathLike[str], entry: IndexEntry, run: RunInfo | None
+    ) -> None:
+        self._path = os.fspath(path)
         self.run = run
         self._entry = entry
         self._held: ContainerReader | None = None
@@ -156,6 +158,11 @@ class Capture:
     def __repr__(self) -> str:
         state = "complete" if self.complete else f"incomplete: {self.incomplete_reason}"
         return f"Capture({self.rid!r}, {self.num_tokens} tokens, {state})"
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self._path)
 
     @property
     def rid(self) -> str:
@@ -274,7 +281,7 @@ class Capture:
     @cached_property
     def _described(self) -> tuple[dict[str, Any], CaptureMetadata]:
         with self._open() as reader:
-            place = f"{self.path}: metadata"
+            place = f"{self._path}: metadata"
             metadata = CaptureMetadata.from_object(reader.metadata, place)
             for name in _TOLD_BY_BOTH:
                 said, indexed = getattr(metadata, name), getattr(self._entry, name)
@@ -299,7 +306,7 @@ class Capture:
             found = (stream.dtype, stream.shape) if stream is not None else None
             if found != want:
                 raise FormatError(
-                    f"{self.path}: stream {name!r} is {found}, the metadata promise {want}"
+                    f"{self._path}: stream {name!r} is {found}, the metadata promise {want}"
                 )
 
     def _has_ids(self, wanted: NDArray[np.int64]) -> bool:
@@ -312,7 +319,7 @@ class Capture:
     @contextmanager
     def held_open(self) -> Iterator[None]:
         """Open the file once for all questions inside the ``with``, asked by one thread."""
-        with ContainerReader(self.path) as reader:
+        with ContainerReader(self._path) as reader:
             self._held = reader
             try:
                 yield
@@ -320,7 +327,7 @@ class Capture:
                 self._held = None
 
     def _open(self) -> AbstractContextManager[ContainerReader]:
-        return ContainerReader(self.path) if self._held is None else nullcontext(self._held)
+        return ContainerReader(self._path) if self._held is None else nullcontext(self._held)
 
     def _rows(self, rows: Rows) -> tuple[int, int]:
         """`rows` as a [start, stop) pair of rows that were all captured."""

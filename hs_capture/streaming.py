@@ -85,9 +85,11 @@ class _Follower:
                 tail = self._tails.setdefault(index, IndexTail(index))
                 for entry in tail.read():
                     # None stands for a record that was given up; a file may be taken by others.
-                    if entry.file is not None and (directory / entry.file).exists():
-                        run = self._run_of(directory, entry)
-                        yield Capture(directory / entry.file, entry, run)
+                    if entry.file is None:
+                        continue
+                    path = os.path.join(directory, entry.file)
+                    if os.path.exists(path):
+                        yield Capture(path, entry, self._run_of(directory, entry))
 
     def _run_of(self, directory: Path, entry: IndexEntry) -> RunInfo:
         """The run, which gets the norm of changed weights while it goes on."""

@@ -92,7 +92,7 @@ class Format:
     layers: int | None
     inputs: bool
     file_name: Callable[[int], str]
-    write: Callable[[Path, TrainingSample, Context], None]
+    write: Callable[[str, TrainingSample, Context], None]
     dense: bool = False
     close: Callable[[Path, Iterable[Row]], None] | None = None
     requires: str | None = None

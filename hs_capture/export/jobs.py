@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,10 +39,12 @@ class Jobs:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, place: int) -> Job:
-        capture = self._store.at(self._selection.positions[place])
+        position = self._selection.positions[place]
+        capture = self._store.at(position)
+        catalog, entry = self._store.find_entry(position)
         samples = self._selection.samples
         sample = None if samples is None else samples[place]
-        source = capture.path.relative_to(self._store.path).as_posix()
+        source = os.path.relpath(catalog.path_of(entry), self._store.path)
         return Job(place if sample is None else sample.number, source, capture, sample)
 
 

@@ -42,6 +42,8 @@ class Exported(Record):
 class Ledger:
     """The ledger of one output folder, held by one export at a time. Use it as a context manager.
 
+    It knows the lines that were there when it was opened.
+
     Raises `ConfigError` when another export holds it, `FormatError` for a damaged line.
     """
 
@@ -80,14 +82,14 @@ class Ledger:
         """The line of each capture that has a file."""
         return {line.source: line for line in self._by_file.values()}
 
-    def files(self) -> set[str]:
-        """The files that were published."""
+    def files_before(self) -> set[str]:
+        """The files that earlier exports have published, and this one has not replaced."""
         return set(self._by_file)
 
     def whole(self, line: Exported) -> bool:
         """Whether the file of `line` is there as it was published."""
         try:
-            return (self.output / line.file).stat().st_size == line.bytes
+            return os.path.getsize(os.path.join(self.output, line.file)) == line.bytes
         except FileNotFoundError:
             return False
 
@@ -98,8 +100,7 @@ class Ledger:
             os.write(self._file, replace(line, bytes=_FORGOTTEN).to_json() + b"\n")
 
     def append(self, line: Exported) -> None:
-        """Record a published file."""
-        self._by_file[line.file] = line
+        """Record a published file; it is not held in memory."""
         os.write(self._file, line.to_json() + b"\n")
 
     def _read(self) -> list[Exported]:

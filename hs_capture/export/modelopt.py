@@ -6,15 +6,13 @@ The final state is post-norm unless the file says that it is not.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from hs_capture.export.formats import Context, Format, grouped
 from hs_capture.export.sample import TrainingSample
 
 
-def _write(path: Path, sample: TrainingSample, context: Context) -> None:
+def _write(path: str, sample: TrainingSample, context: Context) -> None:
     content = {
         "input_ids": sample.input_ids,
         "loss_mask": sample.loss_mask,

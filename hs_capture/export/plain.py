@@ -6,15 +6,13 @@ dtype, [T, H]); ids as everywhere in hs-capture.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hs_capture.export.formats import Context, Format, grouped
 from hs_capture.export.safetensors_file import save
 from hs_capture.export.sample import TrainingSample
 from hs_capture.format.metadata import layer_stream
 
 
-def _write(path: Path, sample: TrainingSample, context: Context) -> None:
+def _write(path: str, sample: TrainingSample, context: Context) -> None:
     content = {"input_ids": sample.input_ids, "loss_mask": sample.loss_mask}
     for position, layer in enumerate(context.layer_ids):
         content[layer_stream(layer)] = sample.aux[:, position].contiguous()

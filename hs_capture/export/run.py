@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -105,7 +106,11 @@ def _prepare(plan: Plan, output: Path) -> None:
 def _require_known(plan: Plan, ledger: Ledger) -> None:
     """A trainer would read the files of samples that are gone, as if they belonged here."""
     root = plan.store_path
-    gone = [line for line in ledger.by_source().values() if not (root / line.source).exists()]
+    gone = [
+        line
+        for line in ledger.by_source().values()
+        if not os.path.exists(os.path.join(root, line.source))
+    ]
     if gone:
         raise ConfigError(
             f"{ledger.output}: it holds {len(gone)} samples whose captures are no longer in "
@@ -139,10 +144,10 @@ def _in_worker() -> None:
 
 def _settled(
     plan: Plan, ledger: Ledger, executor: Executor | None, workers: int
-) -> Iterator[tuple[Job, Exported | Callable[[], Path]]]:
+) -> Iterator[tuple[Job, Exported | Callable[[], str]]]:
     """Each job in order, with the file it has already or with what waits for its new one."""
     known = ledger.by_source()
-    ahead: deque[tuple[Job, Exported | Callable[[], Path]]] = deque()
+    ahead: deque[tuple[Job, Exported | Callable[[], str]]] = deque()
     for job in plan.jobs:
         line = known.get(job.source)
         if line is not None and ledger.whole(line):
@@ -154,12 +159,12 @@ def _settled(
     yield from ahead
 
 
-def _start(task: Task, executor: Executor | None) -> Callable[[], Path]:
+def _start(task: Task, executor: Executor | None) -> Callable[[], str]:
     if executor is None:
         return task
-    future: Future[Path] = executor.submit(task)
+    future: Future[str] = executor.submit(task)
 
-    def wait() -> Path:
+    def wait() -> str:
         try:
             return future.result()
         except BrokenProcessPool:
@@ -177,7 +182,7 @@ def _settle(
     ledger: Ledger,
     job: Job,
     number: int,
-    settled: Exported | Callable[[], Path],
+    settled: Exported | Callable[[], str],
     outcome: Outcome,
 ) -> None:
     """See to it that the sample of `job` is in the file of this number, and in the ledger."""
@@ -188,12 +193,12 @@ def _settle(
             return
         settled = Task.of(plan, job, ledger.output)
     temporary = settled()
-    target = ledger.output / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    size = temporary.stat().st_size
+    target = os.path.join(ledger.output, name)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    size = os.path.getsize(temporary)
     # Until the new line is there, the file must not pass for the one it replaces.
     ledger.forget(name)
-    temporary.replace(target)
+    os.replace(temporary, target)
     tokens = job.capture.num_tokens
     known_as = job.sample.id if job.sample is not None else job.capture.rid
     ledger.append(Exported(number, name, job.source, known_as, job.capture.rid, tokens, size))
@@ -204,7 +209,9 @@ def _settle(
 
 def _remove_superseded(plan: Plan, ledger: Ledger, rows: Rows) -> None:
     """Remove files of earlier runs whose captures are not exported any more."""
-    for name in ledger.files() - set(map(plan.format.file_name, rows.numbers)):
+    superseded = ledger.files_before()
+    superseded.difference_update(map(plan.format.file_name, rows.numbers))
+    for name in superseded:
         ledger.forget(name)
         with suppress(FileNotFoundError):
-            (ledger.output / name).unlink()
+            os.unlink(os.path.join(ledger.output, name))

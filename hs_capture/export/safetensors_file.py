@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -26,7 +25,7 @@ _NAMES = {
 _ALIGNMENT = 8
 
 
-def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+def save(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """Write `tensors`, in their order, with `metadata` to a new file.
 
     Raises `OSError` when the file cannot be written, `TypeError` for a dtype the format lacks.
@@ -44,7 +43,7 @@ def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str,
         }
     head = orjson.dumps(header)
     head += b" " * (-len(head) % _ALIGNMENT)
-    with path.open("wb") as file:
+    with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(head)))
         file.write(head)
         for tensor in tensors.values():

@@ -6,15 +6,13 @@ in the order of the paths as text, and expects the four keys written here.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from hs_capture.export.formats import Context, Format, grouped
 from hs_capture.export.sample import TrainingSample
 
 
-def _write(path: Path, sample: TrainingSample, _context: Context) -> None:
+def _write(path: str, sample: TrainingSample, _context: Context) -> None:
     # The leading dimension of the states is one that the readers count on; ids have none.
     content = {
         "input_ids": sample.input_ids,

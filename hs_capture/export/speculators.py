@@ -29,7 +29,7 @@ def _file_name(number: int) -> str:
     return f"hidden_states/hs_{number}.safetensors"
 
 
-def _write(path: Path, sample: TrainingSample, context: Context) -> None:
+def _write(path: str, sample: TrainingSample, context: Context) -> None:
     content = {
         "hidden_states": torch.cat((sample.aux, sample.final.unsqueeze(1)), 1),
         "token_ids": sample.input_ids,

@@ -23,7 +23,7 @@ def _file_name(number: int) -> str:
     return f"data_{number:09d}.pt"
 
 
-def _write(path: Path, sample: TrainingSample, _context: Context) -> None:
+def _write(path: str, sample: TrainingSample, _context: Context) -> None:
     # A view of one layer would take the storage of all layers along into the file.
     layers = [layer.contiguous() for layer in sample.aux.unbind(1)]
     content = {

@@ -7,13 +7,14 @@ import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_capture.export.formats import Context, format_named
 from hs_capture.export.sample import read_sample
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from typing_extensions import Self
 
     from hs_capture.export.jobs import Job
@@ -31,21 +32,21 @@ class Task:
     job: Job
     format_name: str
     context: Context
-    temporary: Path
+    temporary: str
 
     @classmethod
     def of(cls, plan: Plan, job: Job, output: Path) -> Self:
         """The task for one job of a plan."""
-        return cls(job, plan.format.name, plan.context, output / f".part-{job.number}.tmp")
+        return cls(job, plan.format.name, plan.context, f"{output}/.part-{job.number}.tmp")
 
-    def __call__(self) -> Path:
+    def __call__(self) -> str:
         self.context.require_same(self.job.capture)
         sample = read_sample(
             self.job.capture, self.job.sample, self.context.layer_ids, self.context.state
         )
         try:
             format_named(self.format_name).write(self.temporary, sample, self.context)
-            with self.temporary.open("rb") as file:
+            with open(self.temporary, "rb") as file:
                 os.fsync(file.fileno())
         except Exception as error:
             self._remove()
@@ -57,15 +58,15 @@ class Task:
 
     def _remove(self) -> None:
         with suppress(FileNotFoundError):
-            self.temporary.unlink()
+            os.unlink(self.temporary)
 
     def _explained(self, error: Exception) -> OSError:
         # torch and safetensors have errors of their own for a file system that is full.
         if isinstance(error, OSError):
             return error
-        left = shutil.disk_usage(self.temporary.parent).free
+        left = shutil.disk_usage(os.path.dirname(self.temporary)).free
         return OSError(
             errno.EIO,
             f"cannot be written, {left:,} bytes are free there: {error}",
-            str(self.temporary),
+            self.temporary,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,9 +34,9 @@ class Arrival:
     next_token: int | None = None
 
     @property
-    def path(self) -> Path | None:
+    def path(self) -> str | None:
         """The capture's file."""
-        return None if self.entry.file is None else self.run / self.entry.file
+        return None if self.entry.file is None else os.path.join(self.run, self.entry.file)
 
 
 class Arrivals:
@@ -117,4 +118,4 @@ class Arrivals:
 def _remove(arrival: Arrival) -> None:
     if arrival.path is not None:
         with suppress(FileNotFoundError):
-            arrival.path.unlink()
+            os.unlink(arrival.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ class Moved:
     tokens: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
-    damaged: dict[Path, str] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
     """Captures that stay where they are, and what is wrong with each."""
 
 
@@ -100,7 +101,7 @@ class Drain:
             self._runs[path] = OutputRun(path, self.output)
         return self._runs[path]
 
-    def _move(self, run: OutputRun, files: list[Path], pool: ThreadPoolExecutor) -> None:
+    def _move(self, run: OutputRun, files: list[str], pool: ThreadPoolExecutor) -> None:
         staged: list[Staged] = []
         error: BaseException | None = None
         # Every copy is waited for, also after an error: none may be left half-made.
@@ -111,7 +112,7 @@ class Drain:
             elif isinstance(failure, FormatError):
                 self.moved.damaged[file] = str(failure)
                 self._say(f"left where it is: {failure}")
-            elif file.exists():
+            elif os.path.exists(file):
                 error = failure
         try:
             entries = run.commit(staged)
@@ -143,13 +144,14 @@ def run_folders(source: Path) -> list[Path]:
         raise StoreNotFoundError(f"{source}: there is no such directory") from None
 
 
-def finished(run: Path, passed_over: dict[Path, str]) -> Iterator[Path]:
+def finished(run: Path, passed_over: dict[str, str]) -> Iterator[str]:
     """The published captures in the folder of a run, in the order of their names."""
     for folder in sorted(path for path in run.iterdir() if path.name.isdecimal()):
         # Whoever else takes captures may take the folder, too.
         with suppress(FileNotFoundError):
-            for file in sorted(folder.glob(f"*{SUFFIX}")):
-                if file not in passed_over:
+            for name in sorted(os.listdir(folder)):
+                file = os.path.join(folder, name)
+                if name.endswith(SUFFIX) and not name.startswith(".") and file not in passed_over:
                     yield file
 
 

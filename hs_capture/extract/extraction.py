@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -186,7 +187,7 @@ class Extraction:
         """Add the line of a capture that is in the store without one, if it is right."""
         path, entry = self._ledger.unclaimed.pop(prompt.number)
         if not entry.complete or problem_of(path, prompt.input_ids) is not None:
-            path.unlink()
+            os.unlink(path)
             return False
         self._ledger.claim(entry, Sample(prompt.number, prompt.id, entry.rid, prompt.loss_mask))
         return True

@@ -11,12 +11,10 @@ from hs_capture.format.metadata import INPUT_IDS
 from hs_capture.soundness import examine
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 
-def problem_of(path: Path, input_ids: NDArray[np.int64]) -> str | None:
+def problem_of(path: str, input_ids: NDArray[np.int64]) -> str | None:
     """What is wrong with the capture at `path` as one of the prompt `input_ids` [T]; None if it is
     right: sound (see `hs_capture.soundness`), complete, and of these tokens.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Ledger:
         """Read which samples of the run with this key the store has; one byte a row is held."""
         self.output = output
         self.totals = Totals()
-        self.unclaimed: dict[int, tuple[Path, IndexEntry]] = {}
+        self.unclaimed: dict[int, tuple[str, IndexEntry]] = {}
         """Captures without a line, by sample: a crash came between the two."""
         self._key = key
         self._samples = output / SAMPLES_FILE
@@ -78,7 +79,7 @@ class Ledger:
             known = list(self._weights.items())
         return [(RunInfo.read(folder / RUN_FILE), version) for folder, version in known]
 
-    def stage(self, run: Path, file: Path) -> tuple[OutputRun, Staged]:
+    def stage(self, run: Path, file: str) -> tuple[OutputRun, Staged]:
         """Copy a capture of the server's run in the folder `run`; see `OutputRun.stage`."""
         with self._runs_lock:
             if run not in self._runs:
@@ -152,14 +153,15 @@ class Ledger:
             number = number_of(entry.rid, self._key)
             if entry.file is None or number is None or number >= len(lined):
                 continue
-            if not (folder / entry.file).exists():
+            path = os.path.join(folder, entry.file)
+            if not os.path.exists(path):
                 continue
             self._weights.setdefault(folder, entry.weights_version)
             if lined[number]:
                 self._has[number] = 1
                 self.totals.add(entry)
             else:
-                self.unclaimed[number] = (folder / entry.file, entry)
+                self.unclaimed[number] = (path, entry)
 
     def _lined(self) -> Iterator[int]:
         if not self._samples.exists():

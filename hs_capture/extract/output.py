@@ -33,8 +33,8 @@ _PIECE = 1 << 26
 class Staged:
     """A capture that was copied and checked, and has no name in the output store yet."""
 
-    source: Path
-    part: Path
+    source: str
+    part: str
     entry: IndexEntry
 
 
@@ -71,33 +71,33 @@ class OutputRun:
             elif entry.key is not None:
                 self._keys.update([entry.key])
 
-    def stage(self, source: Path) -> Staged:
+    def stage(self, source: str) -> Staged:
         """Copy the capture at `source` to the output's file system and check the copy.
 
         Raises `FormatError` for a damaged capture, `FileNotFoundError` for one that is gone,
         another `OSError` when the copy cannot be made. Nothing is left behind then.
         """
-        file = source.relative_to(self.source)
-        folder = self.path / file.parent
-        make_folder(folder, source.parent)
-        part = folder / f".{file.name}{PART}"
+        file = os.path.relpath(source, self.source)
+        folder, name = os.path.split(os.path.join(self.path, file))
+        make_folder(folder, os.path.dirname(source))
+        part = os.path.join(folder, f".{name}{PART}")
         try:
             _copy(source, part)
             try:
                 check(part)
-                entry = describe(self.path, part.relative_to(self.path).as_posix())
+                entry = describe(self.path, os.path.relpath(part, self.path))
             except FormatError as error:
                 # The words should be of the file that is there to be looked at.
                 check(source)
                 raise FormatError(f"{source}: its copy was damaged on the way: {error}") from error
         except BaseException:
-            part.unlink(missing_ok=True)
+            _remove(part)
             raise
-        return Staged(source, part, replace(entry, file=file.as_posix()))
+        return Staged(source, part, replace(entry, file=file))
 
     def discard(self, staged: Staged) -> None:
         """Drop a copy that is not wanted; the source stays."""
-        staged.part.unlink(missing_ok=True)
+        _remove(staged.part)
 
     def commit(self, staged: Sequence[Staged]) -> list[IndexEntry]:
         """Give the copies their final names and index them; they are durable on return.
@@ -116,7 +116,7 @@ class OutputRun:
             named.append(entry)
             if not (there and self._is_indexed(str(entry.file))):
                 lines.append(entry)
-        for folder in {item.part.parent for item in staged}:
+        for folder in {os.path.dirname(item.part) for item in staged}:
             sync_folder(folder)
         self._append(lines)
         self._keys.update(entry.key for entry in named if entry.key is not None)
@@ -170,16 +170,17 @@ class OutputRun:
 
         A name that another capture has was given twice by the server, whose writer died.
         """
-        wanted = Path(str(item.entry.file))
+        wanted = str(item.entry.file)
         file, number = wanted, 0
-        while (self.path / file).exists():
-            if _same(self.path / file, item.part):
-                item.part.replace(self.path / file)
-                return replace(item.entry, file=file.as_posix()), True
+        while os.path.exists(path := os.path.join(self.path, file)):
+            if _same(path, item.part):
+                os.replace(item.part, path)
+                return replace(item.entry, file=file), True
             number += 1
-            file = wanted.with_name(f"{wanted.stem}.{number}{wanted.suffix}")
-        item.part.rename(self.path / file)
-        return replace(item.entry, file=file.as_posix()), False
+            stem, suffix = os.path.splitext(wanted)
+            file = f"{stem}.{number}{suffix}"
+        os.rename(item.part, path)
+        return replace(item.entry, file=file), False
 
     def _is_indexed(self, file: str) -> bool:
         return any(entry.file == file for entry in self._entries())
@@ -198,10 +199,16 @@ class OutputRun:
 def remove_sources(staged: Iterable[Staged]) -> None:
     """Remove what was committed from where it came."""
     for item in staged:
-        item.source.unlink(missing_ok=True)
+        _remove(item.source)
 
 
-def check(path: Path) -> None:
+def _remove(path: str) -> None:
+    """Remove a file that may be gone already."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def check(path: str) -> None:
     """Read the whole capture at `path`; `FormatError` if any of it is damaged."""
     with ContainerReader(path) as reader:
         reader.check()
@@ -227,23 +234,24 @@ def append_durably(path: Path, data: bytes, mode: int) -> None:
         sync_folder(path.parent)
 
 
-def make_folder(path: Path, like: Path) -> None:
+def make_folder(path: str | Path, like: str | Path) -> None:
     """Create the folder `path`, with its parents, durably; whoever may read `like` may read it."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.mkdir(mode=_mode(like) & 0o750, exist_ok=True)
-    sync_folder(path.parent)
+    parent = Path(path).parent
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    Path(path).mkdir(mode=_mode(like) & 0o750, exist_ok=True)
+    sync_folder(parent)
 
 
-def _mode(path: Path) -> int:
-    return path.stat().st_mode & 0o777
+def _mode(path: str | Path) -> int:
+    return os.stat(path).st_mode & 0o777
 
 
-def _copy(source: Path, part: Path) -> None:
+def _copy(source: str, part: str) -> None:
     """Copy a file and its mode, and make the bytes durable."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with source.open("rb") as reading:
+    with open(source, "rb") as reading:
         writing = os.open(part, flags, 0o600)
         try:
             os.fchmod(writing, _mode(source))
@@ -252,17 +260,17 @@ def _copy(source: Path, part: Path) -> None:
             os.fsync(writing)
         except OSError as error:
             # sendfile names no file, and a full disk should be known by its name.
-            raise OSError(error.errno, error.strerror, str(part)) from error
+            raise OSError(error.errno, error.strerror, part) from error
         finally:
             os.close(writing)
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(one: str, other: str) -> bool:
     """Whether two captures are the same: their ends hold the checksum of all checksums."""
-    return one.stat().st_size == other.stat().st_size and _end(one) == _end(other)
+    return os.path.getsize(one) == os.path.getsize(other) and _end(one) == _end(other)
 
 
-def _end(path: Path) -> bytes:
-    with path.open("rb") as file:
+def _end(path: str) -> bytes:
+    with open(path, "rb") as file:
         file.seek(-TRAILER.size, os.SEEK_END)
         return file.read()

@@ -36,7 +36,7 @@ def write_atomically(
         sync_folder(path.parent)
 
 
-def sync_folder(path: Path) -> None:
+def sync_folder(path: str | os.PathLike[str]) -> None:
     """Make the names in the folder `path` durable: what was created, renamed or removed there."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

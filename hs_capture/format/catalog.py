@@ -2,6 +2,10 @@
 
 The files are the truth. A file that no index names is described by its own footer, and an index
 line whose file is gone describes nothing.
+
+Paths of single captures are strings, here and wherever millions of them pass: pathlib interns each
+part of each path, and a process that never stops giving the interpreter new names to intern has it
+rebuild the table of all names again and again, each time in another place of the heap.
 """
 
 from __future__ import annotations
@@ -34,9 +38,9 @@ class Catalog:
     run: RunInfo | None
     entries: tuple[IndexEntry, ...]
 
-    def path_of(self, entry: IndexEntry) -> Path:
+    def path_of(self, entry: IndexEntry) -> str:
         """Where the file of `entry` is."""
-        return self.directory / str(entry.file)
+        return os.path.join(self.directory, str(entry.file))
 
 
 def find_catalogs(path: Path) -> list[Catalog]:
@@ -104,7 +108,7 @@ def _described(directory: Path, files: Iterable[str]) -> Iterable[IndexEntry]:
 
 def describe(directory: Path, file: str) -> IndexEntry:
     """The index entry of the capture at `file` under `directory`, from the capture's own footer."""
-    with ContainerReader(directory / file) as reader:
+    with ContainerReader(os.path.join(directory, file)) as reader:
         metadata = CaptureMetadata.from_object(reader.metadata, f"{reader.path}: metadata")
         return IndexEntry(
             sequence=metadata.sequence,

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +45,7 @@ class ContainerWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: int = 0o600) -> None:
-        self.path = Path(path)
+        self.path = os.fspath(path)
         self.raw_bytes = 0
         """Bytes of the elements added so far, before packing."""
         self._file = LateFile(self.path, mode)
@@ -131,7 +130,7 @@ class ContainerReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = os.fspath(path)
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.size = os.fstat(self._file).st_size
@@ -241,7 +240,7 @@ class ContainerReader:
         return elements.reshape(block.stop - block.start, *stream.shape[1:])
 
     def _read_footer(self) -> Footer:
-        place = str(self.path)
+        place = self.path
         magic = self._pread(min(len(MAGIC), self.size), 0)
         if magic[:-1] == MAGIC[:-1] and magic != MAGIC:
             raise FormatError(

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 HELD_BYTES = 256 * 1024
@@ -24,7 +23,7 @@ class LateFile:
     `remove`.
     """
 
-    def __init__(self, path: Path, mode: int) -> None:
+    def __init__(self, path: str, mode: int) -> None:
         """The file gets permission bits `mode`, whatever the umask is."""
         self.path = path
         self._mode = mode
@@ -59,7 +58,7 @@ class LateFile:
         if self._file >= 0:
             self._close()
             with suppress(FileNotFoundError):
-                self.path.unlink()
+                os.unlink(self.path)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -83,7 +82,7 @@ class LateFile:
                 self._file = os.open(self.path, _FLAGS, self._mode)
             except FileNotFoundError:
                 # Whoever cleans up unused folders may have taken it.
-                self.path.parent.mkdir(mode=0o700, exist_ok=True)
+                os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
                 self._file = os.open(self.path, _FLAGS, self._mode)
             os.fchmod(self._file, self._mode)
         except OSError as error:

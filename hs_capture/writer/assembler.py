@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -150,7 +151,7 @@ class Assembler:
     def _open_record(self, entry: Entry, opened: Opened, ids: memoryview) -> None:
         if self._is_known(opened.key):
             return
-        path = self._folder / f"{self._config.rank}-{opened.key}.part"
+        path = os.path.join(self._folder, f"{self._config.rank}-{opened.key}.part")
         container = ContainerWriter(path, mode=self._config.file_mode)
         for stream in (INPUT_IDS, *self._config.streams):
             width = None if stream is INPUT_IDS else stream.width

@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
+from contextlib import suppress
 from pathlib import Path
 
 from hs_capture.errors import FormatError
@@ -79,14 +80,15 @@ class Publisher:
             OSError: the file system refused; the record is then not published.
         """
         sequence = self._next_sequence()
-        folder = self.run_dir / f"{sequence // CAPTURES_PER_FOLDER:06d}"
-        folder.mkdir(mode=self._folder_mode, exist_ok=True)
-        path = folder / f"{sequence:09d}-{safe_name(record.request.rid)}.hsc"
+        folder = f"{sequence // CAPTURES_PER_FOLDER:06d}"
+        with suppress(FileExistsError):
+            os.mkdir(os.path.join(self.run_dir, folder), self._folder_mode)
+        file = f"{folder}/{sequence:09d}-{safe_name(record.request.rid)}.hsc"
         now = time.time()
         missing = record.missing
         entry = IndexEntry(
             sequence=sequence,
-            file=path.relative_to(self.run_dir).as_posix(),
+            file=file,
             rid=record.request.rid,
             num_tokens=record.request.num_tokens,
             rows=record.rows,
@@ -116,10 +118,11 @@ class Publisher:
             lora=record.request.lora,
         )
         try:
-            record.path.rename(path)
+            os.rename(record.path, os.path.join(self.run_dir, file))
         except OSError:
             # It is finished, so nobody else would remove it, on a file system that may be full.
-            record.path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(record.path)
             raise
         self._tell(entry)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hs_capture.format.container import ContainerWriter
 from hs_capture.intervals import Interval, length, subtract, union
@@ -34,9 +33,9 @@ class Record:
     """Why this record cannot become a file at all (an error while it was written)."""
 
     @property
-    def path(self) -> Path:
+    def path(self) -> str:
         """The unfinished file."""
-        return Path(self.container.path)
+        return self.container.path
 
     @property
     def missing(self) -> list[Interval]:

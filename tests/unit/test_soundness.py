@@ -206,7 +206,7 @@ def test_the_newest_files_come_first_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "000000" / "note.txt").touch()
 
     def numbers(limit: int | None) -> list[int]:
-        return [int(path.name[:9]) for path in newest_files(tmp_path, limit)]
+        return [int(Path(path).name[:9]) for path in newest_files(tmp_path, limit)]
 
     assert numbers(4) == [12000, 1001, 1000, 999]
     assert numbers(None) == [12000, 1001, 1000, 999, 1, 0]

@@ -212,7 +212,7 @@ def test_a_crash_after_any_step_is_made_good(tmp_path: Path) -> None:
     taken.commit(staged[1:2])
     taken.commit(staged[2:3])
     remove_sources(staged[2:3])
-    staged[3].part.rename(output / "run-a" / "000000" / files[3].name)
+    Path(staged[3].part).rename(output / "run-a" / "000000" / files[3].name)
     with (output / "run-a" / "index-tp0.jsonl").open("ab") as index:
         index.write(append_line(staged[3].entry)[:-9])
     assert drain(dump, output).moved.captures == 3
