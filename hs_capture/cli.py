@@ -135,27 +135,30 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser], program: str | No
 
 
 def _verify(parsed: argparse.Namespace) -> int:
+    if parsed.model is None and (parsed.server or parsed.responses):
+        parsed.fail("--server and --responses need --model")
+    try:
+        report = _report(parsed)
+    except ConfigError as error:
+        print(f"hs-capture verify: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("\nhs-capture verify: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    _print(report, as_json=parsed.json)
+    return report.verdict.exit_code
+
+
+def _report(parsed: argparse.Namespace) -> Report:
     from hs_capture.verify.diagnosis import diagnose
 
     sample = None if parsed.all else parsed.sample
     if parsed.model is None:
-        if parsed.server or parsed.responses:
-            parsed.fail("--server and --responses need --model")
-        report = diagnose(parsed.dump_dir, sample)
-    else:
-        from hs_capture.verify.by_head import by_head
+        return diagnose(parsed.dump_dir, sample)
+    from hs_capture.verify.by_head import by_head
 
-        try:
-            prove = by_head(parsed.model, parsed.server, parsed.responses, sample)
-            report = diagnose(parsed.dump_dir, sample, prove)
-        except ConfigError as error:
-            print(f"hs-capture verify: {error}", file=sys.stderr)
-            return USAGE_ERROR
-        except KeyboardInterrupt:
-            print("\nhs-capture verify: interrupted", file=sys.stderr)
-            return INTERRUPTED
-    _print(report, as_json=parsed.json)
-    return report.verdict.exit_code
+    prove = by_head(parsed.model, parsed.server, parsed.responses, sample)
+    return diagnose(parsed.dump_dir, sample, prove)
 
 
 def _print(report: Report, *, as_json: bool) -> None:

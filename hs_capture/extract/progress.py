@@ -1,10 +1,8 @@
-"""How far an extraction is: one line written over on a terminal, one now and then elsewhere."""
+"""How far an extraction is."""
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,9 +10,7 @@ from typing import TextIO
 
 from hs_capture.extract.ledger import Totals
 from hs_capture.extract.sizes import duration, human
-
-_TERMINAL_SECONDS = 0.5
-_PLAIN_SECONDS = 10.0
+from hs_capture.progress import ProgressLine
 
 
 class Progress:
@@ -22,37 +18,22 @@ class Progress:
 
     def __init__(self, samples: int, dump_dirs: list[Path], stream: TextIO | None = None) -> None:
         """`samples` are to be in the store in the end; the free space of `dump_dirs` is shown."""
-        self._stream = sys.stderr if stream is None else stream
-        self._live = self._stream.isatty()
+        self._line = ProgressLine(stream)
+        self.say = self._line.say
         self._samples = samples
         self._dump_dirs = dump_dirs
         self._before: Totals | None = None
         self._started = time.monotonic()
-        self._told = self._started
-        self._lock = threading.Lock()
-
-    def say(self, text: str) -> None:
-        """Write a line of its own."""
-        with self._lock:
-            self._write(("\r\033[K" if self._live else "") + text + "\n")
 
     def tell(self, totals: Totals, in_flight: int, failed: int) -> None:
         """Say how far it is, if it is time to."""
-        now = time.monotonic()
         if self._before is None:
             self._before = Totals(**vars(totals))
-        if now - self._told < (_TERMINAL_SECONDS if self._live else _PLAIN_SECONDS):
-            return
-        self._told = now
-        line = self._line(totals, self._before, in_flight, failed, now - self._started)
-        with self._lock:
-            self._write(f"\r\033[K{line}" if self._live else f"{line}\n")
+        if self._line.due():
+            seconds = time.monotonic() - self._started
+            self._line.tell(self._text(totals, self._before, in_flight, failed, seconds))
 
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
-
-    def _line(
+    def _text(
         self, totals: Totals, before: Totals, in_flight: int, failed: int, seconds: float
     ) -> str:
         done = totals.captured - before.captured

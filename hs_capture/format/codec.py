@@ -115,9 +115,16 @@ def encode(data: NDArray[Any] | Buffer, dtype: str) -> Encoded:
         raise ValueError(f"{size} bytes are no whole number of {dtype} elements")
     else:
         words = np.frombuffer(data, kind.word)
-    # Shifts of whole words are several times as fast as strided access to single bytes.
-    planes = [(words >> 8 * plane).astype(np.uint8).data for plane in range(kind.itemsize)]
-    return encode_planes(planes, dtype)
+    return encode_planes([_plane(words, number) for number in range(kind.itemsize)], dtype)
+
+
+def _plane(words: NDArray[Any], number: int) -> memoryview:
+    """Byte `number` of each word.
+
+    Shifts of whole words are several times as fast as strided access to single bytes.
+    """
+    shifted = words >> 8 * number if number else words
+    return shifted.astype(np.uint8).data
 
 
 def encode_planes(planes: Sequence[Buffer], dtype: str) -> Encoded:

@@ -35,6 +35,9 @@ def by_head(model: Path, server: str | None, responses: Path | None, sample: int
             known = saved_in_store(dump_dir) if witness is None else witness
         except FormatError as error:
             raise ConfigError(str(error)) from error
-        return prove(runs, checkpoint, known, sample, Progress())
+        progress = Progress("compared")
+        proven = prove(runs, checkpoint, known, sample, progress)
+        progress.end()
+        return proven
 
     return proof

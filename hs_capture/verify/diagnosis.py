@@ -22,6 +22,7 @@ from hs_capture.verify.enabled import look_at_directory, look_at_settings
 from hs_capture.verify.installation import look_at_installation
 from hs_capture.verify.pace import look_at_pace
 from hs_capture.verify.processes import find_servers
+from hs_capture.verify.progress import Progress
 from hs_capture.verify.report import Check, Proof, Report, Verdict, count_text, size_text
 from hs_capture.verify.runs import RUN_FILE, Evidence, Run, read_evidence
 from hs_capture.verify.servers import look_at_server, look_at_sglang
@@ -59,7 +60,9 @@ def diagnose(dump_dir: Path | None, sample: int | None, prove: Prove | None = No
     if dump_dir is None:
         dump_dir = _directory_of_this_shell()
     evidence = Evidence((), None, ()) if dump_dir is None else read_evidence(dump_dir)
-    examinations = tuple(_examine(run, sample) for run in evidence.runs)
+    progress = Progress("read")
+    examinations = tuple(_examine(run, sample, progress) for run in evidence.runs)
+    progress.end()
 
     installation = look_at_installation()
     servers = find_servers(PROCESS_MARKS)
@@ -162,10 +165,15 @@ def _softened(checks: list[Check]) -> list[Check]:
     return [replace(c, state="warn") if c.state == "fail" else c for c in checks]
 
 
-def _examine(run: Run, sample: int | None) -> Examination:
+def _examine(run: Run, sample: int | None, progress: Progress) -> Examination:
     began = time.monotonic()
-    captures = tuple(c for c in map(examine, newest_files(run.path, sample)) if c is not None)
-    return Examination(run, captures, time.monotonic() - began)
+    captures = []
+    for path in newest_files(run.path, sample):
+        examined = examine(path)
+        if examined is not None:
+            captures.append(examined)
+        progress(len(captures))
+    return Examination(run, tuple(captures), time.monotonic() - began)
 
 
 def _soundness(examination: Examination) -> list[Check]:

@@ -1,23 +1,23 @@
-"""How far a proof is: a line on standard error now and then, since a large head takes long."""
+"""How far verify is, where that takes long: with all captures, or with a large head."""
 
 from __future__ import annotations
 
-import sys
-import time
-
-SECONDS = 10.0
-"""So often a line is written, at most."""
+from hs_capture.progress import ProgressLine
 
 
 class Progress:
-    """Call it with the number of captures that were compared, as often as you like."""
+    """Call it with the number of captures that were `done`, as often as you like."""
 
-    def __init__(self) -> None:
-        self._told = time.monotonic()
+    def __init__(self, done: str) -> None:
+        """`done` says what was done with them."""
+        self._done = done
+        self._line = ProgressLine()
 
     def __call__(self, captures: int) -> None:
         """Say how far it is, if it is time to."""
-        now = time.monotonic()
-        if now - self._told >= SECONDS:
-            self._told = now
-            print(f"hs-capture verify: {captures:,} captures compared", file=sys.stderr, flush=True)
+        if self._line.due():
+            self._line.tell(f"hs-capture verify: {captures:,} captures {self._done}")
+
+    def end(self) -> None:
+        """Make place for the report."""
+        self._line.wipe()

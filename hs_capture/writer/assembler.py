@@ -62,6 +62,7 @@ class Assembler:
         self._ring = ring
         self._publisher = publisher
         self._pool = pool
+        self._compressing = threading.Semaphore(config.workers)
         self._open: dict[int, Record] = {}
         # Requests whose records were closed for lack of news, until word of their end comes.
         self._overdue: set[int] = set()
@@ -214,10 +215,11 @@ class Assembler:
 
     def _encode_and_write(self, block: Block) -> None:
         dtype = block.stream.dtype
-        began = time.perf_counter_ns()
         whole = len(block.data) == 1
-        encoded = encode(block.data[0], dtype) if whole else encode_planes(block.data, dtype)
-        middle = time.perf_counter_ns()
+        with self._compressing:
+            began = time.perf_counter_ns()
+            encoded = encode(block.data[0], dtype) if whole else encode_planes(block.data, dtype)
+            middle = time.perf_counter_ns()
         block.record.container.add(block.stream.name, block.start, block.stop, encoded)
         ended = time.perf_counter_ns()
         self._ring.count("compress_microseconds", (middle - began) // 1000)

@@ -46,7 +46,8 @@ class Writer:
         self._errors_before = self._ring.region.counters()["writer_errors"]
         self._hold = hold(Path(config.run_dir))
         self._publisher = Publisher(config, self._faults)
-        self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="hs-capture-writer")
+        # Twice as many threads as may compress: the others write meanwhile.
+        self._pool = ThreadPoolExecutor(2 * config.workers, thread_name_prefix="hs-capture-writer")
         self._assembler = Assembler(config, self._ring, self._publisher, self._pool, self._faults)
         self._started = time.time()
         self._server_error: str | None = None

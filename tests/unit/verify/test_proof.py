@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from capture_files import RUN, norm_weight, states, write_capture
+from hs_capture import progress
 from hs_capture.cli import main
 from hs_capture.samples import Sample, append_line
-from hs_capture.verify import by_head, progress
+from hs_capture.verify import by_head, diagnosis
 
 Verify = Callable[..., Any]
 NewRun = Callable[..., Path]
@@ -79,27 +80,39 @@ def test_a_long_proof_says_how_far_it_is(
     run: Path, model: Path, dump: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     """On standard error: what is printed for machines stays one object."""
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     answers = save(tmp_path / "a", *(capture(run, n) for n in range(3)))
     place = ["--dump-dir", str(dump), "--model", str(model)]
     assert main(["verify", *place, "--responses", answers, "--json"]) == 0
     said = capsys.readouterr()
     assert said.err.splitlines() == [
-        f"hs-capture verify: {number} captures compared" for number in (1, 2, 3)
+        f"hs-capture verify: {number} captures {done}"
+        for done in ("read", "compared")
+        for number in (1, 2, 3)
     ]
     assert json.loads(said.out)["verdict"] == "fired"
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_ctrl_c_ends_a_proof_in_one_line(
     run: Path, model: Path, dump: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(by_head, "prove", interrupted)
     answers = save(tmp_path / "a", capture(run, 0))
     place = ["--dump-dir", str(dump), "--model", str(model)]
     assert main(["verify", *place, "--responses", answers]) == 130
+    assert capsys.readouterr().err == "\nhs-capture verify: interrupted\n"
+
+
+def test_ctrl_c_ends_the_reading_of_all_captures_in_one_line(
+    run: Path, dump: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    capture(run, 0)
+    monkeypatch.setattr(diagnosis, "examine", interrupted)
+    assert main(["verify", "--dump-dir", str(dump), "--all"]) == 130
     assert capsys.readouterr().err == "\nhs-capture verify: interrupted\n"
 
 
