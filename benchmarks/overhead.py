@@ -253,7 +253,8 @@ def measure(running: dict[str, Engine], load: Load, rounds: int) -> dict[str, li
                 results[variant].append(done)
             print(
                 f"{load.name} round {number} {variant}: {done.tokens / done.answered:,.0f} tokens/s"
-                f" answered, {done.tokens / done.published:,.0f} published",
+                f" answered, {done.tokens / done.published:,.0f} published,"
+                f" peak {done.peak_bytes / 2**30:.2f} GiB",
                 file=sys.stderr,
                 flush=True,
             )

@@ -6,12 +6,14 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 from hs_capture.faults import FaultLog
-from hs_capture.format.codec import dtype_of, encode, encode_planes, rows_per_block
+from hs_capture.format.codec import Encoded, dtype_of, encode, encode_planes, rows_per_block
 from hs_capture.format.container import ContainerWriter
 from hs_capture.ring.consumer import Consumer, Entry
 from hs_capture.ring.message import Closed, Lost, Opened, Segment, StreamSpec
@@ -22,6 +24,9 @@ from hs_capture.writer.record import Record
 
 INPUT_IDS = StreamSpec("input_ids", "int64", 1)
 TOKEN_ID_BYTES = 8
+TASK_BYTES = 2 * 1024**2
+"""Blocks go to a thread together until they are so many bytes: to wake a thread may take as long as
+to compress 100 KiB."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Block:
     data: tuple[memoryview, ...]
     """Its byte planes, or all of its elements as one."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return sum(map(len, self.data))
+
 
 def row_bytes(stream: StreamSpec) -> int:
     """Return the size of one row of `stream`."""
@@ -44,6 +54,20 @@ def row_bytes(stream: StreamSpec) -> int:
 def is_full(error: BaseException) -> bool:
     """Whether `error` says that the file system has no room left."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _tasks(blocks: list[Block]) -> Iterator[list[Block]]:
+    """`blocks` in parts of `TASK_BYTES` or more, but for the last."""
+    task: list[Block] = []
+    size = 0
+    for block in blocks:
+        task.append(block)
+        size += block.size
+        if size >= TASK_BYTES:
+            yield task
+            task, size = [], 0
+    if task:
+        yield task
 
 
 class Assembler:
@@ -62,7 +86,10 @@ class Assembler:
         self._ring = ring
         self._publisher = publisher
         self._pool = pool
-        self._compressing = threading.Semaphore(config.workers)
+        # Who takes a token may compress. Twice as many threads are there, and write meanwhile.
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        for _ in range(config.workers):
+            self._tokens.put(None)
         self._open: dict[int, Record] = {}
         # Requests whose records were closed for lack of news, until word of their end comes.
         self._overdue: set[int] = set()
@@ -90,12 +117,14 @@ class Assembler:
         """Do what `entry` says. Its payload is released when the last block of it is stored."""
         message = entry.message
         ids_at = message.rows * self._row_bytes
+        blocks: list[Block] = []
         for opened in message.opened:
             end = ids_at + opened.num_tokens * TOKEN_ID_BYTES
-            self._open_record(entry, opened, entry.payload[ids_at:end])
+            blocks += self._open_record(opened, entry.payload[ids_at:end])
             ids_at = end
         for segment in message.segments:
-            self._take_segment(entry, segment)
+            blocks += self._take_segment(entry, segment)
+        self._submit(entry, blocks)
         for lost in message.lost:
             if lost.key in self._open:
                 self._open[lost.key].losses.append(lost)
@@ -149,7 +178,7 @@ class Assembler:
         """
         return key in self._open or key in self._publisher.told
 
-    def _open_record(self, entry: Entry, opened: Opened, ids: memoryview) -> None:
+    def _open_record(self, opened: Opened, ids: memoryview) -> Iterator[Block]:
         if self._is_known(opened.key):
             return
         path = os.path.join(self._folder, f"{self._config.rank}-{opened.key}.part")
@@ -159,9 +188,9 @@ class Assembler:
             container.declare(stream.name, stream.dtype, width)
         record = Record(opened, container)
         self._open[opened.key] = record
-        self._submit(entry, Block(record, INPUT_IDS, 0, opened.num_tokens, (ids,)))
+        yield Block(record, INPUT_IDS, 0, opened.num_tokens, (ids,))
 
-    def _take_segment(self, entry: Entry, segment: Segment) -> None:
+    def _take_segment(self, entry: Entry, segment: Segment) -> Iterator[Block]:
         record = self._open.get(segment.key)
         if record is None:
             # It was told before: by a writer that died, or because it was overdue.
@@ -178,7 +207,7 @@ class Assembler:
                     b = min(a + rows, stop)
                     row = segment.row + a - segment.start
                     data = self._slices(payload, stream, entry.message.rows, row, row + b - a)
-                    self._submit(entry, Block(record, stream, a, b, data))
+                    yield Block(record, stream, a, b, data)
                 offset += size
 
     def _slices(
@@ -192,38 +221,62 @@ class Assembler:
             for base in range(0, planes * rows * row, rows * row)
         )
 
-    def _submit(self, entry: Entry, block: Block) -> None:
+    def _submit(self, entry: Entry, blocks: list[Block]) -> None:
+        # All are counted before the first is stored: a record is whole when none of its own is
+        # left.
         with self._lock:
-            block.record.pending += 1
-            self._pending += 1
-        self._ring.keep(entry)
-        self._pool.submit(self._store, entry, block)
+            self._pending += len(blocks)
+            for block in blocks:
+                block.record.pending += 1
+        for task in _tasks(blocks):
+            self._ring.keep(entry)
+            self._pool.submit(self._store, entry, task)
 
-    def _store(self, entry: Entry, block: Block) -> None:
-        """Compress and write one block. Runs in the pool and must not raise."""
+    def _store(self, entry: Entry, blocks: list[Block]) -> None:
+        """Compress blocks, then write them. Runs in the pool and must not raise."""
         try:
-            if self._given_up is not None:
-                block.record.failure = self._given_up
-            if block.record.failure is None:
-                self._encode_and_write(block)
-        except BaseException as error:
-            # Whatever it was, a block that is missing must not look like one that is there.
-            block.record.failure = self._count_error("a block could not be stored", error)
+            compressed = self._compressed(blocks)
+            began = time.perf_counter_ns()
+            for block, encoded in compressed:
+                self._write(block, encoded)
+            self._ring.count("write_microseconds", (time.perf_counter_ns() - began) // 1000)
         finally:
             self._ring.release(entry)
+
+    def _compressed(self, blocks: list[Block]) -> list[tuple[Block, Encoded | None]]:
+        token = self._tokens.get()
+        began = time.perf_counter_ns()
+        try:
+            return [(block, self._encode(block)) for block in blocks]
+        finally:
+            self._tokens.put(token)
+            self._ring.count("compress_microseconds", (time.perf_counter_ns() - began) // 1000)
+
+    def _encode(self, block: Block) -> Encoded | None:
+        if self._given_up is not None:
+            block.record.failure = self._given_up
+        if block.record.failure is not None:
+            return None
+        try:
+            if len(block.data) == 1:
+                return encode(block.data[0], block.stream.dtype)
+            return encode_planes(block.data, block.stream.dtype)
+        except BaseException as error:
+            self._fail(block, error)
+            return None
+
+    def _write(self, block: Block, encoded: Encoded | None) -> None:
+        try:
+            if encoded is not None and block.record.failure is None:
+                block.record.container.add(block.stream.name, block.start, block.stop, encoded)
+        except BaseException as error:
+            self._fail(block, error)
+        finally:
             self._settle(block.record, stored=1)
 
-    def _encode_and_write(self, block: Block) -> None:
-        dtype = block.stream.dtype
-        whole = len(block.data) == 1
-        with self._compressing:
-            began = time.perf_counter_ns()
-            encoded = encode(block.data[0], dtype) if whole else encode_planes(block.data, dtype)
-            middle = time.perf_counter_ns()
-        block.record.container.add(block.stream.name, block.start, block.stop, encoded)
-        ended = time.perf_counter_ns()
-        self._ring.count("compress_microseconds", (middle - began) // 1000)
-        self._ring.count("write_microseconds", (ended - middle) // 1000)
+    def _fail(self, block: Block, error: BaseException) -> None:
+        """Whatever it was, a block that is missing must not look like one that is there."""
+        block.record.failure = self._count_error("a block could not be stored", error)
 
     def _close(self, entry: Entry, closed: Closed) -> None:
         if closed.key in self._overdue:

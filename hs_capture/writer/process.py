@@ -46,7 +46,7 @@ class Writer:
         self._errors_before = self._ring.region.counters()["writer_errors"]
         self._hold = hold(Path(config.run_dir))
         self._publisher = Publisher(config, self._faults)
-        # Twice as many threads as may compress: the others write meanwhile.
+        # Half of them may compress at a time; the others write meanwhile.
         self._pool = ThreadPoolExecutor(2 * config.workers, thread_name_prefix="hs-capture-writer")
         self._assembler = Assembler(config, self._ring, self._publisher, self._pool, self._faults)
         self._started = time.time()
