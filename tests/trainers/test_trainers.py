@@ -100,3 +100,11 @@ def test_a_drafter_of_speculators_learns_from_them(read: Read, model: Path) -> N
     losses = read("train_speculators.py", "speculators", model)
     assert all(map(math.isfinite, losses))
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_drafter_of_specforge_learns_from_them(read: Read, model: Path) -> None:
+    found = read("train_specforge.py", "specforge", model)
+    losses, least = found["losses"], found["least"]
+    assert all(map(math.isfinite, losses))
+    # SpecForge's loss is a cross-entropy: no drafter gets below the entropy of the target.
+    assert 0 < losses[-1] - least < 0.8 * (losses[0] - least)
