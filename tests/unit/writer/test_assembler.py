@@ -6,12 +6,14 @@ import logging
 import os
 import resource
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,9 +106,9 @@ class Bench:
 
 
 @contextmanager
-def bench(run_dir: Path) -> Iterator[Bench]:
+def bench(run_dir: Path, threads: int = 2) -> Iterator[Bench]:
     """A bench; at the end everything is closed, stored and released."""
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         bench = Bench(run_dir, pool)
         yield bench
         bench.assembler.close_all("server_stopped")
@@ -407,6 +409,73 @@ def test_a_thread_that_dies_over_a_block_costs_its_request_only(
     assert (lines["r0"].file, lines["r0"].incomplete_reason) == (None, "write_error")
     assert running.faults.count == 1
     caplog.clear()
+
+
+def test_a_block_that_cannot_be_compressed_costs_none_of_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that go to a thread together."""
+    bad = states(1, 0, 4)[0].tobytes()
+
+    def encode_all_but_one(data: memoryview, dtype: str) -> Encoded:
+        if data.tobytes() == bad:
+            raise MemoryError("planted")
+        return encode(data, dtype)
+
+    monkeypatch.setattr(assembler, "encode", encode_all_but_one)
+    opened = [Opened(key, f"r{key}", 4, 0) for key in range(3)]
+    closed = [Closed(key, f"r{key}", 4) for key in range(3)]
+    with bench(tmp_path) as running:
+        running.send(message([(key, 0, 4) for key in range(3)], opened=opened, closed=closed))
+    told = {line.rid: (line.complete, line.incomplete_reason) for line in running.index()}
+    assert told == {"r0": (True, None), "r1": (False, "write_error"), "r2": (True, None)}
+    for line in running.index():
+        if line.file is not None:
+            with ContainerReader(tmp_path / line.file) as reader:
+                key = int(line.rid[1:])
+                found = [reader.read(stream.name) for stream in STREAMS]
+            assert np.array_equal(found, states(key, 0, 4))
+    caplog.clear()
+
+
+@given(sizes=st.lists(st.integers(0, 40), max_size=30))
+def test_a_thread_gets_as_many_blocks_as_make_a_task(sizes: list[int]) -> None:
+    """In their order, each once; a task ends with the block that fills it."""
+    blocks: Any = [FakeBlock(number, size) for number, size in enumerate(sizes)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembler, "TASK_BYTES", 50)
+        tasks: Any = list(assembler._tasks(blocks))
+    assert [block for task in tasks for block in task] == blocks
+    filled = [sum(block.size for block in task) for task in tasks]
+    assert all(size >= 50 for size in filled[:-1])
+    assert all(sum(block.size for block in task[:-1]) < 50 for task in tasks)
+
+
+@dataclass(frozen=True)
+class FakeBlock:
+    number: int
+    size: int
+
+
+def test_no_more_threads_compress_than_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice as many may be busy: the others write."""
+    now, most = [], []
+
+    def encode_slowly(data: memoryview, dtype: str) -> Encoded:
+        now.append(None)
+        most.append(len(now))
+        time.sleep(0.002)
+        now.pop()
+        return encode(data, dtype)
+
+    monkeypatch.setattr(assembler, "encode", encode_slowly)
+    monkeypatch.setattr(assembler, "TASK_BYTES", 1)
+    opened = [Opened(key, f"r{key}", 4, 0) for key in range(8)]
+    with bench(tmp_path, threads=4) as running:
+        running.send(message([(key, 0, 4) for key in range(8)], opened=opened))
+    assert max(most) == config(tmp_path).workers == 2
 
 
 def test_files_that_a_dead_writer_left_open_are_removed(tmp_path: Path) -> None:
