@@ -150,7 +150,8 @@ class Capture:
     def __init__(
         self, path: str | os.PathLike[str], entry: IndexEntry, run: RunInfo | None
     ) -> None:
-        self._path = os.fspath(path)
+        self.file = os.fspath(path)
+        """`path` as a string."""
         self.run = run
         self._entry = entry
         self._held: ContainerReader | None = None
@@ -162,7 +163,7 @@ class Capture:
     @property
     def path(self) -> Path:
         """The file."""
-        return Path(self._path)
+        return Path(self.file)
 
     @property
     def rid(self) -> str:
@@ -281,7 +282,7 @@ class Capture:
     @cached_property
     def _described(self) -> tuple[dict[str, Any], CaptureMetadata]:
         with self._open() as reader:
-            place = f"{self._path}: metadata"
+            place = f"{self.file}: metadata"
             metadata = CaptureMetadata.from_object(reader.metadata, place)
             for name in _TOLD_BY_BOTH:
                 said, indexed = getattr(metadata, name), getattr(self._entry, name)
@@ -306,7 +307,7 @@ class Capture:
             found = (stream.dtype, stream.shape) if stream is not None else None
             if found != want:
                 raise FormatError(
-                    f"{self._path}: stream {name!r} is {found}, the metadata promise {want}"
+                    f"{self.file}: stream {name!r} is {found}, the metadata promise {want}"
                 )
 
     def _has_ids(self, wanted: NDArray[np.int64]) -> bool:
@@ -319,7 +320,7 @@ class Capture:
     @contextmanager
     def held_open(self) -> Iterator[None]:
         """Open the file once for all questions inside the ``with``, asked by one thread."""
-        with ContainerReader(self._path) as reader:
+        with ContainerReader(self.file) as reader:
             self._held = reader
             try:
                 yield
@@ -327,7 +328,7 @@ class Capture:
                 self._held = None
 
     def _open(self) -> AbstractContextManager[ContainerReader]:
-        return ContainerReader(self._path) if self._held is None else nullcontext(self._held)
+        return ContainerReader(self.file) if self._held is None else nullcontext(self._held)
 
     def _rows(self, rows: Rows) -> tuple[int, int]:
         """`rows` as a [start, stop) pair of rows that were all captured."""

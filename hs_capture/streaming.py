@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hs_capture.errors import StoreNotFoundError
-from hs_capture.format.catalog import RUN_FILE
+from hs_capture.format.catalog import RUN_FILE, is_there
 from hs_capture.format.index import IndexEntry
 from hs_capture.format.run import RunInfo
 from hs_capture.format.tail import IndexTail
@@ -62,7 +62,7 @@ def _follow(
                 yield capture
             if delete:
                 with suppress(FileNotFoundError):
-                    capture.path.unlink()
+                    os.unlink(capture.file)
             last = time.monotonic()
         if idle_seconds is not None and time.monotonic() - last >= idle_seconds:
             return
@@ -88,7 +88,7 @@ class _Follower:
                     if entry.file is None:
                         continue
                     path = os.path.join(directory, entry.file)
-                    if os.path.exists(path):
+                    if is_there(path):
                         yield Capture(path, entry, self._run_of(directory, entry))
 
     def _run_of(self, directory: Path, entry: IndexEntry) -> RunInfo:

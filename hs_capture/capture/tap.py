@@ -80,6 +80,8 @@ class Tap:
         self._overload = overload
         self._tally = Tally(producer)
         self._dropping = False
+        # How long the pass at hand may still hold the server up, in nanoseconds.
+        self._patience = 0
         self._open: dict[int, Request] = {}
         self._done: set[int] = set()
         # Open requests whose opening is in the ring, with its position: see `_wake`.
@@ -96,6 +98,7 @@ class Tap:
             ValueError: a tensor has another shape or dtype than its stream.
         """
         self._check(batch, tensors)
+        self._patience = round(1e9 * self._overload.timeout) if self._overload.block else 0
         draft = Draft()
         for rows in self._unfinished(batch):
             draft = self._open_in(draft, rows.request, tensors)
@@ -191,6 +194,7 @@ class Tap:
         """Publish `draft` and return an empty one to go on with.
 
         Rows that find no room in time are dropped; word of them always goes out, later if need be.
+        Word alone never waits.
         """
         if draft.empty:
             self._pay_owed()
@@ -200,7 +204,7 @@ class Tap:
         # A dead writer is best noticed before these rows are on their way: what they belong to can
         # still be opened anew.
         self._wake()
-        slot = self._reserve(len(message), payload)
+        slot = self._reserve(len(message), payload, waits=draft.rows > 0)
         if slot is not None:
             if draft.rows:
                 began = time.perf_counter_ns()
@@ -255,10 +259,11 @@ class Tap:
             self._owed.popleft()
             self._publish(slot, draft, message)
 
-    def _reserve(self, message: int, payload: int) -> Slot | None:
-        """Find room for rows; while there is none, do what the user chose for that case.
+    def _reserve(self, message: int, payload: int, *, waits: bool) -> Slot | None:
+        """Find room; while there is none for rows, do what the user chose for that case.
 
-        What is owed goes first: the writer must hear of things in their order.
+        What is owed goes first: the writer must hear of things in their order. A pass that is more
+        than one entry waits no longer than one that is a single one.
         """
         kept = self._producer.region.capacity // BOOKKEEPING_SHARE
         if payload + message + kept > self._producer.largest_entry:
@@ -266,20 +271,22 @@ class Tap:
         if self._dropping and self._producer.free < self._producer.region.capacity // 2:
             return None
         self._dropping = False
-        began = until = time.perf_counter_ns()
+        until = time.perf_counter_ns()
         while True:
             self._pay_owed()
             if not self._owed and payload + message + kept <= self._producer.free:
                 slot = self._producer.reserve(message, payload)
                 if slot is not None:
                     return slot
-            waited = until - began
-            if not self._overload.block or waited >= 1e9 * self._overload.timeout:
+            if not waits:
+                return None
+            if self._patience <= 0:
                 self._dropping = self._overload.block
                 return None
             self._wake()
             time.sleep(POLL_SECONDS)
-            until = self._tally.blocked(until)
+            began, until = until, self._tally.blocked(until)
+            self._patience -= until - began
 
     def _fill_ids(self, payload: memoryview, draft: Draft) -> None:
         """Put the token ids of the opened requests behind the rows."""

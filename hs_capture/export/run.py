@@ -25,6 +25,7 @@ from hs_capture.export.jobs import Rows
 from hs_capture.export.ledger import Exported, Ledger
 from hs_capture.export.sidecar import SIDECAR_FILE, Sidecar
 from hs_capture.export.task import Task
+from hs_capture.format.catalog import is_there
 
 if TYPE_CHECKING:
     from hs_capture.export.jobs import Job
@@ -109,7 +110,7 @@ def _require_known(plan: Plan, ledger: Ledger) -> None:
     gone = [
         line
         for line in ledger.by_source().values()
-        if not os.path.exists(os.path.join(root, line.source))
+        if not is_there(os.path.join(root, line.source))
     ]
     if gone:
         raise ConfigError(

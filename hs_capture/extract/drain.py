@@ -112,7 +112,7 @@ class Drain:
             elif isinstance(failure, FormatError):
                 self.moved.damaged[file] = str(failure)
                 self._say(f"left where it is: {failure}")
-            elif os.path.exists(file):
+            elif not isinstance(failure, FileNotFoundError) or os.path.exists(file):
                 error = failure
         try:
             entries = run.commit(staged)
@@ -148,7 +148,7 @@ def finished(run: Path, passed_over: dict[str, str]) -> Iterator[str]:
     """The published captures in the folder of a run, in the order of their names."""
     for folder in sorted(path for path in run.iterdir() if path.name.isdecimal()):
         # Whoever else takes captures may take the folder, too.
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             for name in sorted(os.listdir(folder)):
                 file = os.path.join(folder, name)
                 if name.endswith(SUFFIX) and not name.startswith(".") and file not in passed_over:

@@ -12,7 +12,7 @@ import orjson
 
 from hs_capture.errors import ConfigError
 from hs_capture.extract.output import OutputRun, Staged, append_durably, remove_sources
-from hs_capture.format.catalog import RUN_FILE
+from hs_capture.format.catalog import RUN_FILE, is_there
 from hs_capture.format.index import IndexEntry, cut_torn_line
 from hs_capture.format.run import RunInfo
 from hs_capture.format.tail import IndexTail
@@ -154,7 +154,7 @@ class Ledger:
             if entry.file is None or number is None or number >= len(lined):
                 continue
             path = os.path.join(folder, entry.file)
-            if not os.path.exists(path):
+            if not is_there(path):
                 continue
             self._weights.setdefault(folder, entry.weights_version)
             if lined[number]:

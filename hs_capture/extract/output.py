@@ -17,7 +17,7 @@ from pathlib import Path
 from hs_capture.errors import ConfigError, FormatError
 from hs_capture.extract.number_set import NumberSet
 from hs_capture.format.atomic import sync_folder, write_atomically
-from hs_capture.format.catalog import RUN_FILE, describe
+from hs_capture.format.catalog import RUN_FILE, describe, is_there
 from hs_capture.format.container import ContainerReader
 from hs_capture.format.footer import TRAILER
 from hs_capture.format.index import IndexEntry, append_line, cut_torn_line
@@ -172,7 +172,7 @@ class OutputRun:
         """
         wanted = str(item.entry.file)
         file, number = wanted, 0
-        while os.path.exists(path := os.path.join(self.path, file)):
+        while is_there(path := os.path.join(self.path, file)):
             if _same(path, item.part):
                 os.replace(item.part, path)
                 return replace(item.entry, file=file), True

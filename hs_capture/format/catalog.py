@@ -128,6 +128,15 @@ def describe(directory: Path, file: str) -> IndexEntry:
         )
 
 
+def is_there(path: str) -> bool:
+    """Whether there is a file; unlike `os.path.exists` an `OSError` where that cannot be told."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def _captures(folder: str, names: list[str], directory: Path) -> list[str]:
     """The capture files among the `names` in `folder`, relative to `directory`."""
     inside = Path(folder).relative_to(directory).as_posix()

@@ -82,7 +82,9 @@ class LateFile:
                 self._file = os.open(self.path, _FLAGS, self._mode)
             except FileNotFoundError:
                 # Whoever cleans up unused folders may have taken it.
-                os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+                # Not its parents: a run that somebody removed must not come back.
+                with suppress(FileExistsError):
+                    os.mkdir(os.path.dirname(self.path), 0o700)
                 self._file = os.open(self.path, _FLAGS, self._mode)
             os.fchmod(self._file, self._mode)
         except OSError as error:

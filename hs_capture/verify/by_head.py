@@ -36,8 +36,9 @@ def by_head(model: Path, server: str | None, responses: Path | None, sample: int
         except FormatError as error:
             raise ConfigError(str(error)) from error
         progress = Progress("compared")
-        proven = prove(runs, checkpoint, known, sample, progress)
-        progress.end()
-        return proven
+        try:
+            return prove(runs, checkpoint, known, sample, progress)
+        finally:
+            progress.end()
 
     return proof

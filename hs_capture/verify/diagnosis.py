@@ -61,8 +61,10 @@ def diagnose(dump_dir: Path | None, sample: int | None, prove: Prove | None = No
         dump_dir = _directory_of_this_shell()
     evidence = Evidence((), None, ()) if dump_dir is None else read_evidence(dump_dir)
     progress = Progress("read")
-    examinations = tuple(_examine(run, sample, progress) for run in evidence.runs)
-    progress.end()
+    try:
+        examinations = tuple(_examine(run, sample, progress.add) for run in evidence.runs)
+    finally:
+        progress.end()
 
     installation = look_at_installation()
     servers = find_servers(PROCESS_MARKS)
@@ -165,14 +167,14 @@ def _softened(checks: list[Check]) -> list[Check]:
     return [replace(c, state="warn") if c.state == "fail" else c for c in checks]
 
 
-def _examine(run: Run, sample: int | None, progress: Progress) -> Examination:
+def _examine(run: Run, sample: int | None, read_one: Callable[[], None]) -> Examination:
     began = time.monotonic()
     captures = []
     for path in newest_files(run.path, sample):
         examined = examine(path)
         if examined is not None:
             captures.append(examined)
-        progress(len(captures))
+            read_one()
     return Examination(run, tuple(captures), time.monotonic() - began)
 
 

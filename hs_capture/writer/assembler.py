@@ -56,6 +56,11 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def _reason(error: BaseException) -> str:
+    """What readers of the index will see."""
+    return "file_system_full" if is_full(error) else "write_error"
+
+
 def _tasks(blocks: list[Block]) -> Iterator[list[Block]]:
     """`blocks` in parts of `TASK_BYTES` or more, but for the last."""
     task: list[Block] = []
@@ -240,8 +245,20 @@ class Assembler:
             for block, encoded in compressed:
                 self._write(block, encoded)
             self._ring.count("write_microseconds", (time.perf_counter_ns() - began) // 1000)
+        except BaseException as error:
+            # Not even a failure could be noted. Nobody knows what is stored of any of them.
+            for block in blocks:
+                block.record.failure = block.record.failure or _reason(error)
         finally:
             self._ring.release(entry)
+            for block in blocks:
+                self._settle_stored(block)
+
+    def _settle_stored(self, block: Block) -> None:
+        try:
+            self._settle(block.record, stored=1)
+        except BaseException as error:
+            self._faults.record("a request could not be told of", error)
 
     def _compressed(self, blocks: list[Block]) -> list[tuple[Block, Encoded | None]]:
         token = self._tokens.get()
@@ -253,9 +270,7 @@ class Assembler:
             self._ring.count("compress_microseconds", (time.perf_counter_ns() - began) // 1000)
 
     def _encode(self, block: Block) -> Encoded | None:
-        if self._given_up is not None:
-            block.record.failure = self._given_up
-        if block.record.failure is not None:
+        if self._is_lost(block):
             return None
         try:
             if len(block.data) == 1:
@@ -266,17 +281,23 @@ class Assembler:
             return None
 
     def _write(self, block: Block, encoded: Encoded | None) -> None:
+        if encoded is None or self._is_lost(block):
+            return
         try:
-            if encoded is not None and block.record.failure is None:
-                block.record.container.add(block.stream.name, block.start, block.stop, encoded)
+            block.record.container.add(block.stream.name, block.start, block.stop, encoded)
         except BaseException as error:
             self._fail(block, error)
-        finally:
-            self._settle(block.record, stored=1)
+
+    def _is_lost(self, block: Block) -> bool:
+        """Whether the capture that the block belongs to cannot become a file any more."""
+        if self._given_up is not None:
+            block.record.failure = self._given_up
+        return block.record.failure is not None
 
     def _fail(self, block: Block, error: BaseException) -> None:
-        """Whatever it was, a block that is missing must not look like one that is there."""
-        block.record.failure = self._count_error("a block could not be stored", error)
+        # First of all, for a block that is missing must not look like one that is there.
+        block.record.failure = _reason(error)
+        self._faults.record("a block could not be stored", error)
 
     def _close(self, entry: Entry, closed: Closed) -> None:
         if closed.key in self._overdue:
@@ -310,9 +331,11 @@ class Assembler:
             finished = record.closing and record.pending == 0 and not record.settled
             record.settled = record.settled or finished
         if finished:
-            self._publish(record)
-            if record.closing_entry is not None:
-                self._ring.release(record.closing_entry)
+            try:
+                self._publish(record)
+            finally:
+                if record.closing_entry is not None:
+                    self._ring.release(record.closing_entry)
 
     def _publish(self, record: Record) -> None:
         try:
@@ -333,4 +356,4 @@ class Assembler:
     def _count_error(self, what: str, error: BaseException) -> str:
         """Count and log `error`; return the reason that readers of the index will see."""
         self._faults.record(what, error)
-        return "file_system_full" if is_full(error) else "write_error"
+        return _reason(error)

@@ -71,6 +71,12 @@ def follow(dump: Path) -> None:
         capture.last_hidden_states("pre_norm")
 
 
+def consume(dump: Path) -> None:
+    for capture in stream(dump, delete=True, idle_seconds=0.0):
+        capture.last_hidden_states("pre_norm")
+    assert not list(dump.glob("*/*/*"))
+
+
 def drain(dump: Path) -> None:
     done = Drain(dump, dump.parent / "out")
     assert done.drain() == 3
@@ -88,7 +94,7 @@ def sweep(dump: Path) -> None:
     assert not list(dump.glob("*/*/*"))
 
 
-@pytest.mark.parametrize("use", [read, train, follow, drain, export, sweep])
+@pytest.mark.parametrize("use", [read, train, follow, consume, drain, export, sweep])
 def test_captures_are_used(tmp_path: Path, use: Callable[[Path], None]) -> None:
     dump = dump_of(tmp_path)
     with interned() as names:

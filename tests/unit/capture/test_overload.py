@@ -6,9 +6,24 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+
 from capture_server import CaptureServer, assert_complete, assert_incomplete, prompt, wait_until
+from hs_capture.capture import tally as tally_module
+from hs_capture.capture import tap as tap_module
+from hs_capture.capture.batch import Request, batch_of
+from hs_capture.capture.copier import HostCopier
+from hs_capture.capture.launcher import WriterLauncher
+from hs_capture.capture.tap import Overload, Tap
+from hs_capture.ring.consumer import Consumer, Entry
+from hs_capture.ring.message import StreamSpec
+from hs_capture.ring.producer import Producer
+from hs_capture.writer.config import WriterConfig
 
 MANY = 12
 """Requests of 40 rows; about six of them fill the ring."""
@@ -139,3 +154,53 @@ def test_a_writer_that_dies_while_the_ring_is_full_is_replaced(tmp_path: Path) -
         assert server.counter("writer_restarts") == 1
         assert server.producer.free == before
         server.kill_writer()
+
+
+class SlowWriter:
+    """Stands in for the module `time`, and for a writer that gives an entry back now and then."""
+
+    def __init__(self, ring: Consumer, seconds: float) -> None:
+        self.now = 0
+        self._ring, self._seconds = ring, seconds
+        self._next = seconds
+        self._held: deque[Entry] = deque()
+
+    def perf_counter_ns(self) -> int:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += round(1e9 * seconds)
+        self._held.extend(self._ring.entries())
+        if self.now >= 1e9 * self._next and self._held:
+            self._next += self._seconds
+            self._ring.release(self._held.popleft())
+
+
+def test_a_pass_of_many_entries_waits_no_longer_than_one_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each entry finds room 0.4 s later: the third has waited 0.2 s when the second is over."""
+    streams = (StreamSpec("layer.1", "float32", 64),)
+    producer = Producer(1 << 20)
+    config = WriterConfig(-1, -1, "", "", 0, 0, 1, 0, streams, False, {})
+    launcher = WriterLauncher(producer, config, {})
+    copier, overload = HostCopier(producer), Overload(True, 1.0)
+    tap = Tap(producer, launcher, streams, copier, overload, longest_prompt=8000)
+    writer = SlowWriter(Consumer(producer.descriptor), 0.4)
+    for module in (tap_module, tally_module):
+        monkeypatch.setattr(module, "time", writer)
+
+    def one_pass(key: int, rows: int) -> None:
+        request = Request(key, f"r{key}", np.zeros(rows, np.int64), 0)
+        tap.capture(batch_of([(request, 0, rows)]), [torch.zeros(rows, 64)])
+
+    # As many as the ring takes at once.
+    for key in range(4):
+        one_pass(key, 700)
+    assert producer.region.counters()["blocked_microseconds"] == 0
+    one_pass(9, 6 * 700)
+    counters = producer.region.counters()
+    assert counters["blocked_microseconds"] == 1_000_000
+    assert 2 * 700 < counters["rows_dropped"] < 5 * 700
+    assert counters["rows_taken"] + counters["rows_dropped"] == 10 * 700
+    os.close(producer.descriptor)

@@ -25,7 +25,7 @@ def test_parts_in_any_order_make_the_same_file(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(late_file, "HELD_BYTES", held)
         path = Path(folder, "file")
-        file = LateFile(path, 0o600)
+        file = LateFile(str(path), 0o600)
         longest = 0
         for number in order:
             file.write((parts[number][:3], parts[number][3:]), offsets[number])
@@ -38,17 +38,29 @@ def test_parts_in_any_order_make_the_same_file(
 def test_its_folder_may_be_gone_when_it_is_created(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
-    file = LateFile(folder / "file", 0o600)
+    file = LateFile(str(folder / "file"), 0o600)
     file.write((b"abc",), 0)
     shutil.rmtree(folder)
     file.close()
     assert (folder / "file").read_bytes() == b"abc"
 
 
+def test_a_run_that_was_removed_does_not_come_back(tmp_path: Path) -> None:
+    """Its dump directory might by now be a folder of another file system."""
+    folder = tmp_path / "run" / "open"
+    folder.mkdir(parents=True)
+    file = LateFile(str(folder / "file"), 0o600)
+    file.write((b"abc",), 0)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        file.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_after_an_error_every_call_raises_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"there")
-    file = LateFile(path, 0o600)
+    file = LateFile(str(path), 0o600)
     with pytest.raises(FileExistsError) as first:
         file.close()
     with pytest.raises(FileExistsError) as second:

@@ -438,6 +438,30 @@ def test_a_block_that_cannot_be_compressed_costs_none_of_its_neighbours(
     caplog.clear()
 
 
+def test_a_failure_that_cannot_even_be_noted_costs_what_went_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is stored of them, none passes for whole; the ring is empty, and all goes on."""
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError("planted")
+
+    opened = [Opened(key, f"r{key}", 4, 0) for key in range(3)]
+    closed = [Closed(key, f"r{key}", 4) for key in range(3)]
+    with bench(tmp_path) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(assembler, "encode", no_memory)
+            patch.setattr(running.faults, "record", no_memory)
+            parts = [(key, 0, 4) for key in range(2)]
+            running.send(message(parts, opened=opened[:2], closed=closed[:2]))
+            wait_until(lambda: running.ring.drained, "an empty ring")
+        running.send(message([(2, 0, 4)], opened=opened[2:], closed=closed[2:]))
+    told = {line.rid: (line.complete, line.incomplete_reason) for line in running.index()}
+    assert told == {"r0": (False, "write_error"), "r1": (False, "write_error"), "r2": (True, None)}
+    assert running.assembler.pending_blocks == 0
+    caplog.clear()
+
+
 @given(sizes=st.lists(st.integers(0, 40), max_size=30))
 def test_a_thread_gets_as_many_blocks_as_make_a_task(sizes: list[int]) -> None:
     """In their order, each once; a task ends with the block that fills it."""

@@ -195,7 +195,7 @@ def test_small_records_wait_in_the_ring_while_all_threads_are_busy(
     bell, ring_it = os.pipe()
     writer = process.Writer(replace(server.config, ring=server.producer.descriptor, bell=bell))
     go_on = threading.Event()
-    for _ in range(server.config.workers):
+    for _ in range(2 * server.config.workers):
         writer._pool.submit(go_on.wait)
     for key in range(200):
         message = Message(opened=[Opened(key, f"r{key}", 1, 0)], closed=[Closed(key, f"r{key}", 1)])
