@@ -19,6 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from figures import machine
+
 STUB = Path(__file__).parents[1] / "tests" / "http_stub.py"
 TENTHS = 10
 
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--dump-root", type=Path, default=Path("/dev/shm"))
     samples = parser.parse_args().samples
+    print(json.dumps(machine("orjson", "numpy", "torch")), flush=True)
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=parser.parse_args().dump_root) as dump_dir,

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from activations import residual_stream
+from figures import machine
 from stores import write_store
 
 from hs_capture.format.index import append_line, read_index
@@ -124,6 +125,8 @@ def main() -> int:
     if options.child:
         print(json.dumps(child(options.child)))
         return 0
+    ran_on = machine("torch", "numpy", "orjson")
+    print(json.dumps({"machine": ran_on} if options.json else ran_on), flush=True)
     if not options.json:
         print("".join(f"{name:>12}" for name in HEAD))
     for size in options.sizes:

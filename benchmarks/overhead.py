@@ -192,6 +192,8 @@ class Engine:
     """A running engine process that takes orders."""
 
     process: subprocess.Popen[str]
+    sglang: str = ""
+    """Its version."""
 
     def ask(self, order: dict[str, Any] | None = None) -> dict[str, Any]:
         """Send `order`, if there is one, and return the answer."""
@@ -232,8 +234,9 @@ def engines(options: argparse.Namespace, root: Path) -> Iterator[dict[str, Engin
                 text=True,
             )
             running[variant] = Engine(process)
-            seconds = running[variant].ask()["seconds"]
-            print(f"{variant}: engine up in {seconds:.1f} s", file=sys.stderr, flush=True)
+            ready = running[variant].ask()
+            running[variant].sglang = ready["sglang"]
+            print(f"{variant}: engine up in {ready['seconds']:.1f} s", file=sys.stderr, flush=True)
         yield running
     finally:
         for engine in running.values():
@@ -273,6 +276,7 @@ def summary(results: dict[str, list[Round]], baseline: str) -> dict[str, Any]:
             "answered_tokens_s": statistics.median(answered),
             "answered_spread": [min(answered), max(answered)],
             "published_tokens_s": statistics.median(published),
+            "published_spread": [min(published), max(published)],
             "answered_ratio": statistics.median(a / b for a, b in zip(answered, base, strict=True)),
             "published_ratio": statistics.median(
                 p / b for p, b in zip(published, base, strict=True)
@@ -282,6 +286,12 @@ def summary(results: dict[str, list[Round]], baseline: str) -> dict[str, Any]:
             "peak_gib": max(r.peak_bytes for r in rounds) / 2**30,
         }
     return table
+
+
+def spread(row: dict[str, Any], until: str) -> str:
+    """A rate with the least and the most of its rounds."""
+    least, most = row[f"{until}_spread"]
+    return f"{row[f'{until}_tokens_s']:,.0f} ({least:,.0f} to {most:,.0f})"
 
 
 def machine() -> dict[str, Any]:
@@ -324,6 +334,7 @@ def main() -> int:
     report: dict[str, Any] = {"machine": machine(), "parameters": parameters, "loads": {}}
     try:
         with engines(options, root) as running:
+            report["machine"]["sglang"] = running[baseline].sglang
             for name in options.loads.split(","):
                 results = measure(running, loads[name], options.rounds)
                 report["loads"][name] = summary(results, baseline)
@@ -335,15 +346,15 @@ def main() -> int:
     print(json.dumps({**report["machine"], **report["parameters"]}))
     for name, table in report["loads"].items():
         print(
-            f"{name}: {'variant':10} {'tokens/s':>10} {'x':>6} {'published':>10} {'x':>6} "
+            f"{name}: {'variant':10} {'tokens/s':>28} {'x':>6} {'published':>28} {'x':>6} "
             f"{'peak GiB':>8} gaps ms"
         )
         for variant, row in table.items():
             gaps = f"{row['gap_p50_ms']:.1f} / {row['gap_p99_ms']:.1f}" if row["gap_p50_ms"] else ""
             print(
-                f"{name}: {variant:10} {row['answered_tokens_s']:10,.0f} "
-                f"{row['answered_ratio']:6.3f} {row['published_tokens_s']:10,.0f} "
-                f"{row['published_ratio']:6.3f} {row['peak_gib']:8.2f} {gaps}"
+                f"{name}: {variant:10} {spread(row, 'answered'):>28} {row['answered_ratio']:6.3f} "
+                f"{spread(row, 'published'):>28} {row['published_ratio']:6.3f} "
+                f"{row['peak_gib']:8.2f} {gaps}"
             )
     return 0
 

@@ -46,6 +46,8 @@ REQUESTS, TOKENS, WIDTH, STREAMS = 64, 128, 2048, 4
 BATCH_BYTES = REQUESTS * TOKENS * WIDTH * 2 * STREAMS
 BOOKKEEPING = "caller's thread, without copying"
 WITH_COPIES = "caller's thread, copying on the CPU"
+WRITER = "writer, seconds of the processor"
+UNITS = {BOOKKEEPING: "us a batch", WITH_COPIES: "us a batch", WRITER: "a GB"}
 RING_BYTES = 256 * 1024**2
 KEPT_FILES = 128
 """Older files are removed while a way of writing runs, by the thread that brings the tensors: a
@@ -65,7 +67,7 @@ class Pipeline:
     """A tap, a ring and a writer that stay up for all rounds, as they do in a server."""
 
     def __init__(self, workers: int, root: Path) -> None:
-        """Start a writer with so many threads for the run directory `root`."""
+        """Start a writer with so many workers for the run directory `root`."""
         self._root = root
         self._index = root / "index-bench.jsonl"
         self._indexed_bytes = self._published = self._sent = 0
@@ -91,9 +93,11 @@ class Pipeline:
         self._tap = Tap(producer, self._launcher, streams, copier, overload, longest_prompt=TOKENS)
         self._launcher.start()
 
-    def run(self, tensors: list[torch.Tensor], batches: int) -> tuple[float, float]:
-        """Capture `batches`; return GB/s until all are published, and microseconds a batch."""
+    def run(self, tensors: list[torch.Tensor], batches: int) -> dict[str, float]:
+        """Capture `batches`; return GB/s until all are published, microseconds a batch on this
+        thread, and the writer's seconds of the processor for a GB."""
         ids = np.arange(TOKENS, dtype=np.int64)
+        before = self._writer_seconds()
         began = time.perf_counter()
         on_thread = 0.0
         for _ in range(batches):
@@ -108,7 +112,21 @@ class Pipeline:
         while self._count_published() < self._sent:
             time.sleep(0.002)
         seconds = time.perf_counter() - began
-        return batches * BATCH_BYTES / seconds / 1e9, 1e6 * on_thread / batches
+        gigabytes = batches * BATCH_BYTES / 1e9
+        return {
+            "GB_s": gigabytes / seconds,
+            "caller_us": 1e6 * on_thread / batches,
+            "writer_s_GB": (self._writer_seconds() - before) / gigabytes,
+        }
+
+    def _writer_seconds(self) -> float:
+        status = self._root / "status-bench.json"
+        while not status.exists():
+            time.sleep(0.01)
+        pid = orjson.loads(status.read_bytes())["writer_pid"]
+        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        user, system = fields.split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         """Let the writer end."""
@@ -243,12 +261,13 @@ def one_round(
     """Measure everything once."""
     found: dict[str, float] = {BOOKKEEPING: bookkeeping_microseconds()}
     for workers, pipeline in pipelines.items():
-        rate, caller = pipeline.run(tensors, batches)
+        did = pipeline.run(tensors, batches)
         alone = codec_alone(tensors, batches, workers)
-        found[f"pipeline, {workers} workers"] = rate
+        found[f"pipeline, {workers} workers"] = did["GB_s"]
         found[f"codec alone, {workers} threads"] = alone
-        found[f"pipeline / codec alone, {workers} workers"] = rate / alone
-        found[WITH_COPIES] = caller
+        found[f"pipeline / codec alone, {workers} workers"] = did["GB_s"] / alone
+        found[WITH_COPIES] = did["caller_us"]
+        found[WRITER] = did["writer_s_GB"]
     with folder() as root:
         found["copy to tmpfs files"] = copy_to_tmpfs(tensors, batches, root)
     for name, (write, share) in OTHERS.items():
@@ -308,8 +327,7 @@ def main() -> int:
         return 0
     print(json.dumps(report["machine"]), json.dumps(report["parameters"]), sep="\n")
     for name, spread in results.items():
-        unit = "us a batch" if name in (BOOKKEEPING, WITH_COPIES) else ""
-        unit = unit or ("" if "/" in name else "GB/s")
+        unit = UNITS.get(name) or ("" if "/" in name else "GB/s")
         print(f"{name:40} {spread!s:36} {unit}")
     print(*targets, sep="\n")
     return 0

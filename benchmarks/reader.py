@@ -15,8 +15,6 @@ import argparse
 import gzip
 import io
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -29,6 +27,7 @@ from typing import Any
 
 import torch
 from activations import residual_stream
+from figures import machine
 from safetensors.torch import load_file
 from stores import write_store
 from torch.utils.data import DataLoader, Dataset
@@ -135,6 +134,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             "reader": name,
             "workers": workers,
             "samples_per_s": options.samples / statistics.median(times),
+            "spread": [options.samples / max(times), options.samples / min(times)],
             "gb_per_s": content[name] / statistics.median(times) / 1e9,
             "bytes_on_disk": readers[name][1],
         }
@@ -151,16 +151,18 @@ def main() -> int:
     parser.add_argument("--folder", default="/dev/shm" if Path("/dev/shm").is_dir() else None)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    ran_on = machine("torch", "safetensors", "zstandard", "numpy")
     rows = measure(options)
     if options.json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps({"machine": ran_on, "parameters": vars(options), "results": rows}))
         return 0
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores")
+    print(json.dumps(ran_on))
     print(f"{options.samples} samples of {options.tokens} tokens, 4 x {options.width} bfloat16")
-    print(f"{'reader':<20}{'workers':>8}{'samples/s':>11}{'GB/s':>7}{'MB on disk':>12}")
+    print(f"{'reader':<20}{'workers':>8}{'samples/s':>26}{'GB/s':>7}{'MB on disk':>12}")
     for row in rows:
         print(
-            f"{row['reader']:<20}{row['workers']:>8}{row['samples_per_s']:>11.1f}"
+            f"{row['reader']:<20}{row['workers']:>8}{row['samples_per_s']:>10.1f} "
+            f"{'({:.1f} to {:.1f})'.format(*row['spread']):>15}"
             f"{row['gb_per_s']:>7.2f}{row['bytes_on_disk'] / 1e6:>12.1f}"
         )
     return 0
