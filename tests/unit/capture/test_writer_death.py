@@ -1,11 +1,16 @@
-"""The writer is killed: the server goes on, another writer takes over, every loss is told."""
+"""The writer dies: the server goes on, another writer takes over, every loss is told."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from capture_server import (
+    WRITER_HOST,
     CaptureServer,
     assert_complete,
     assert_incomplete,
@@ -13,6 +18,7 @@ from capture_server import (
     prompt,
     wait_until,
 )
+from harness.atomically import write_text
 
 
 def test_an_open_request_goes_on_in_the_next_writer(tmp_path: Path) -> None:
@@ -144,3 +150,50 @@ def test_a_dead_writer_is_replaced_while_the_server_waits_for_room(tmp_path: Pat
         assert server.counter("rows_dropped") == 0
     for request in requests:
         assert_complete(server.store()[request.rid], request)
+
+
+@pytest.mark.parametrize("taken", [0, 2, 4, 5])
+def test_an_error_in_its_main_thread_costs_what_it_had_taken_of_open_requests(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], taken: int
+) -> None:
+    """Its threads store what they have; then another writer takes the rest, as after a kill."""
+    plant = tmp_path / "take"
+    environ = {"PYTHONPATH": str(WRITER_HOST), "HS_TEST_TAKE": str(plant)}
+    first, open_, ended, last = (prompt(key, 30) for key in range(4))
+    with CaptureServer(tmp_path / "dump", environ=environ) as server:
+        # All is in the ring before the writer sees any of it.
+        pid = server.stop_writer()
+        server.prefill((first, 0, 30))
+        server.prefill((open_, 0, 10))
+        server.prefill((ended, 0, 10))
+        server.prefill((open_, 10, 10))
+        server.prefill((ended, 10, 20))
+        server.prefill((last, 0, 30))
+        write_text(plant, str(taken))
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: server.counter("writer_restarts") == 1, "another writer")
+        assert server.writer_pid() != pid
+        server.wait_drained()
+        server.prefill((open_, 20, 10))
+        server.wait_drained()
+        assert not plant.exists()
+    assert server.counter("writer_restarts") == 1
+    assert "RuntimeError: planted in the writer's main thread" in capfd.readouterr().err
+    lines = {line.rid: line for line in server.index()}
+    assert len(server.index()) == len(lines) == 4
+    store = server.store()
+    assert_complete(store["r0"], first)
+    assert_complete(store["r3"], last)
+    if taken < 2:
+        assert_complete(store["r1"], open_)
+    else:
+        # It was opened in what the dead writer had taken, so that the next one cannot tell whose
+        # its rows in the ring are, until the server says so again.
+        assert_incomplete(store["r1"], open_, "writer_died", [(0, 20)])
+    if taken == 4:
+        told = lines["r2"]
+        assert told.file is None
+        assert (told.incomplete_reason, told.missing) == ("writer_died", ((0, 30),))
+    else:
+        assert_complete(store["r2"], ended)
+    assert list(server.run_dir.rglob("*.part")) == []
