@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -500,6 +501,39 @@ def test_no_more_threads_compress_than_were_asked_for(
     with bench(tmp_path, threads=4) as running:
         running.send(message([(key, 0, 4) for key in range(8)], opened=opened))
     assert max(most) == config(tmp_path).workers == 2
+
+
+def test_threads_share_the_blocks_of_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block is compressed only while another one of the same request is."""
+    meeting = threading.Barrier(2, timeout=60)
+    met = []
+
+    def encode_together(data: memoryview, dtype: str) -> Encoded:
+        # The token ids are one block, which has no other to meet.
+        if dtype == "float32":
+            meeting.wait()
+            met.append(threading.get_ident())
+        return encode(data, dtype)
+
+    monkeypatch.setattr(assembler, "encode", encode_together)
+    monkeypatch.setattr(assembler, "TASK_BYTES", 1)
+    monkeypatch.setattr(assembler, "rows_per_block", lambda _: 3)
+    one = Opened(0, "r0", 21, 0)
+    with bench(tmp_path, threads=4) as running:
+        running.send(message([(0, 0, 21)], opened=[one], closed=[Closed(0, "r0", 21)]))
+    assert len(met) == 2 * 7
+    assert len(set(met)) >= 2
+    assert running.faults.count == 0
+    (line,) = running.index()
+    assert (line.complete, line.rows) == (True, 21)
+    assert line.file is not None
+    with ContainerReader(tmp_path / line.file) as reader:
+        assert [len(reader.streams[stream.name].blocks) for stream in STREAMS] == [7, 7]
+        found = [reader.read(stream.name) for stream in STREAMS]
+        assert reader.read("input_ids").tolist() == ids(one).tolist()
+    assert np.array_equal(found, states(0, 0, 21))
 
 
 def test_files_that_a_dead_writer_left_open_are_removed(tmp_path: Path) -> None:
