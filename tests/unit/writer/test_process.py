@@ -136,6 +136,11 @@ def test_what_a_dead_writer_left_unfinished_is_removed(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_the_time_for_what_is_left_is_as_promised() -> None:
+    """What is queued is finished within ten seconds of the server's end."""
+    assert 0 < process.LAST_WORK_SECONDS <= 10.0
+
+
 def test_below_the_reserve_nothing_is_stored_but_told_and_the_end_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +157,8 @@ def test_below_the_reserve_nothing_is_stored_but_told_and_the_end_comes(
     os.close(ring_it)
     started = time.monotonic()
     writer.run()
-    assert time.monotonic() - started >= 0.3
+    # The server was gone when it began; the rest is for a slow machine.
+    assert 0.3 <= time.monotonic() - started < 60
     assert server.drained
     (line,) = server.index()
     assert (line.file, line.rid, line.incomplete_reason) == (None, "r0", "file_system_full")
