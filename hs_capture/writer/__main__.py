@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 
 from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.process import Writer
@@ -29,6 +30,10 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.nice(NICENESS)
+    # SGLang may have pinned its scheduler to a few cores, which the writer would inherit: it would
+    # compress where the scheduler runs, and nowhere else. Cores outside its cpuset stay forbidden.
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
     if os.fork():
         os._exit(0)
     logging.basicConfig(format="%(message)s")

@@ -60,6 +60,36 @@ def test_it_is_no_descendant_and_has_a_session_of_its_own(tmp_path: Path) -> Non
         assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
 
 
+def test_it_may_use_all_cores_though_its_server_is_pinned_to_one(tmp_path: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+os.sched_setaffinity(0, range({os.sysconf("SC_NPROCESSORS_CONF")}))
+print(Path("/proc/self/status").read_text())
+"""
+    unpinned = subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=SECONDS,
+    ).stdout
+    before = os.sched_getaffinity(0)
+    core = max(before)
+    # This is the affinity of the thread that starts the writer, as a scheduler's main thread does.
+    os.sched_setaffinity(0, {core})
+    try:
+        assert _allowed_cores("thread-self") == str(core)
+        with CaptureServer(tmp_path) as server:
+            first = server.writer_pid()
+            found = [_allowed_cores(first)]
+            server.kill_writer()
+            found.append(_allowed_cores(server.writer_pid()))
+    finally:
+        os.sched_setaffinity(0, before)
+    assert found == [_cores_in(unpinned)] * 2
+
+
 def test_it_loads_neither_torch_nor_sglang() -> None:
     code = "import sys, json, hs_capture.writer.__main__; print(json.dumps(sorted(sys.modules)))"
     said = subprocess.run(
@@ -222,6 +252,14 @@ def test_small_records_wait_in_the_ring_while_all_threads_are_busy(
     assert server.drained
     os.close(bell)
     os.close(server.producer.descriptor)
+
+
+def _allowed_cores(process: int | str) -> str:
+    return _cores_in(Path(f"/proc/{process}/status").read_text())
+
+
+def _cores_in(status: str) -> str:
+    return status.partition("Cpus_allowed_list:")[2].splitlines()[0].strip()
 
 
 def _open_files(pid: int) -> int:
