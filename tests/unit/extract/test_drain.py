@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from capture_files import RUN, norm_weight, states, write_capture, write_run
+from capture_server import SECONDS, wait_until
 from hs_capture import ConfigError, FormatError, StoreNotFoundError, open_store
 from hs_capture.cli import main
 from hs_capture.extract.claim import claim
@@ -378,6 +381,36 @@ def test_a_small_tmpfs_is_enough(tmp_path: Path) -> None:
     moved, blocked = map(int, done.stdout.split()[-2:])
     assert moved > 300e6
     assert blocked > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_follow_ends_well_when_it_is_told_to(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, and what a service manager sends."""
+    dump, output = tmp_path / "dump", tmp_path / "store"
+    run = write_run(dump)
+    arguments = ["drain", "--store", str(dump), "--output", str(output), "--follow"]
+    following = subprocess.Popen(
+        [sys.executable, "-m", "hs_capture.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        # What comes in the second round tells that the first one is over, and counted.
+        told = fill(run, 3)
+        wait_until(lambda: not list(run.rglob("*.hsc")), "the first round")
+        told |= fill(run, 1, first=3)
+        wait_until(lambda: not list(run.rglob("*.hsc")), "the second round")
+        following.send_signal(number)
+        said, errors = following.communicate(timeout=SECONDS)
+    finally:
+        following.kill()
+        following.wait()
+    assert (following.returncode, errors) == (0, "")
+    summary = r"moved [34] captures \([0-9.]+ k?B\) to " + re.escape(str(output))
+    assert re.fullmatch(summary, said.splitlines()[-1])
+    assert_all_once(output, told)
+    assert list(dump.rglob("*.hsc")) == []
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
