@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from capture_files import norm_weight
-from capture_server import HIDDEN, SECONDS, CaptureServer, assert_complete
+from capture_server import HIDDEN, ROW_BYTES, SECONDS, CaptureServer, assert_complete
 from hs_capture import ConfigError, open_store
 from hs_capture.capture.batch import Request
 from hs_capture.extract.extraction import Effort
-from hs_capture.extract.plan import Summary
+from hs_capture.extract.plan import EXTRACT_FILE, Summary
 from hs_capture.extract.session import Session
 from hs_capture.format.run import NormWeight, RunInfo
 from hs_capture.samples import Sample, read_samples
@@ -136,6 +136,30 @@ def test_servers_with_dump_directories_of_their_own_share_the_samples(tmp_path: 
         assert request.input_ids.tolist() == prompts[samples[capture.rid].number]
         assert_complete(capture, request)
     assert list(a.rglob("*.hsc")) == list(b.rglob("*.hsc")) == []
+
+
+def test_the_summary_adds_up_what_is_in_the_store(tmp_path: Path) -> None:
+    """Over two sessions; the second one knows what the first one had captured."""
+    prompts = write_input(tmp_path, 7)
+    dump, output = tmp_path / "dump", tmp_path / "out"
+
+    def refuse_one(_: str, rid: str | None) -> int:
+        return 400 if str(rid).startswith("00000003-") else 200
+
+    with serving(dump, run_id="run-a", answer=refuse_one) as stub:
+        first, _ = extract(tmp_path, (stub, dump))
+    with serving(dump, run_id="run-b") as stub:
+        second, error = extract(tmp_path, (stub, dump))
+    assert (first.captured, second.captured, error) == (6, 7, None)
+    assert Summary.read(output / EXTRACT_FILE) == second
+    entries = list(open_store(output).entries())
+    tokens = sum(map(len, prompts))
+    # Each row has its token id besides.
+    assert second.raw_bytes == sum(entry.raw_bytes for entry in entries) == tokens * (ROW_BYTES + 8)
+    assert second.tokens == sum(entry.num_tokens for entry in entries) == tokens
+    files = sum(path.stat().st_size for path in output.rglob("*.hsc"))
+    assert second.stored_bytes == sum(entry.stored_bytes for entry in entries) == files
+    assert second.raw_bytes - first.raw_bytes == len(prompts[3]) * (ROW_BYTES + 8)
 
 
 def test_a_busy_server_is_waited_for_longer_and_longer(tmp_path: Path) -> None:
