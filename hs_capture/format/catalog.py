@@ -21,7 +21,7 @@ from pathlib import Path
 from hs_capture.errors import FormatError
 from hs_capture.format.container import ContainerReader
 from hs_capture.format.index import IndexEntry, read_index
-from hs_capture.format.metadata import CaptureMetadata
+from hs_capture.format.metadata import INPUT_IDS, CaptureMetadata
 from hs_capture.format.run import RunInfo
 
 SUFFIX = ".hsc"
@@ -119,7 +119,7 @@ def describe(directory: Path, file: str) -> IndexEntry:
             complete=metadata.complete,
             incomplete_reason=metadata.incomplete_reason,
             missing=metadata.missing,
-            raw_bytes=reader.raw_bytes,
+            raw_bytes=sum(s.raw_bytes for s in reader.streams.values() if s.name != INPUT_IDS),
             stored_bytes=reader.size,
             published=metadata.captured_at,
             key=metadata.key,

@@ -162,11 +162,7 @@ class ContainerReader:
     @property
     def raw_bytes(self) -> int:
         """Bytes of all elements that the file holds, unpacked."""
-        return sum(
-            (block.stop - block.start) * stream.row_elements * dtype_of(stream.dtype).itemsize
-            for stream in self.streams.values()
-            for block in stream.blocks
-        )
+        return sum(stream.raw_bytes for stream in self.streams.values())
 
     def covered(self, stream: str) -> list[tuple[int, int]]:
         """The rows that the stream holds, as ascending [start, stop) pairs, joined where they

@@ -69,6 +69,12 @@ class Stream:
         """Elements in one row: the width, or 1 for a stream without one."""
         return self.shape[1] if len(self.shape) == 2 else 1
 
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all rows that were stored, before packing."""
+        rows = sum(block.stop - block.start for block in self.blocks)
+        return rows * self.row_elements * dtype_of(self.dtype).itemsize
+
 
 @dataclass(frozen=True)
 class Footer:

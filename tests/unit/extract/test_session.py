@@ -155,11 +155,11 @@ def test_the_summary_adds_up_what_is_in_the_store(tmp_path: Path) -> None:
     entries = list(open_store(output).entries())
     tokens = sum(map(len, prompts))
     # Each row has its token id besides.
-    assert second.raw_bytes == sum(entry.raw_bytes for entry in entries) == tokens * (ROW_BYTES + 8)
+    assert second.raw_bytes == sum(entry.raw_bytes for entry in entries) == tokens * ROW_BYTES
     assert second.tokens == sum(entry.num_tokens for entry in entries) == tokens
     files = sum(path.stat().st_size for path in output.rglob("*.hsc"))
     assert second.stored_bytes == sum(entry.stored_bytes for entry in entries) == files
-    assert second.raw_bytes - first.raw_bytes == len(prompts[3]) * (ROW_BYTES + 8)
+    assert second.raw_bytes - first.raw_bytes == len(prompts[3]) * ROW_BYTES
 
 
 def test_a_busy_server_is_waited_for_longer_and_longer(tmp_path: Path) -> None:
