@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hs_capture.drafter.config import LAYER_IDS, DraftConfig
@@ -52,6 +52,15 @@ def the_run(runs: Sequence[RunInfo]) -> RunInfo:
                 "give one of them as --store"
             )
     return runs[-1]
+
+
+def only_layers(run: RunInfo, layers: tuple[int, ...]) -> RunInfo:
+    """The run as if it had captured `layers` alone; `ConfigError` for one that it has not."""
+    absent = [layer for layer in layers if layer not in run.layer_ids]
+    if absent:
+        captured = ",".join(map(str, run.layer_ids))
+        raise ConfigError(f"--layers: layer {absent[0]} was not captured; captured are {captured}")
+    return replace(run, layer_ids=tuple(sorted(layers)))
 
 
 def check(run: RunInfo, draft: DraftConfig, version: str) -> list[Finding]:

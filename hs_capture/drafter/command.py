@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the draft model's config.json, or its folder",
     )
     parser.add_argument(
+        "--layers",
+        type=arguments.layer_ids,
+        metavar="IDS",
+        help="those that it was trained on, where export was given --layers (default: all)",
+    )
+    parser.add_argument(
         "--sglang-version",
         metavar="V",
         help="the release that will serve it (default: the one that captured)",
@@ -43,13 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(parsed: argparse.Namespace) -> int:
     """Compare, say what was found, and return the exit code."""
-    from hs_capture.drafter.check import check, the_run
+    from hs_capture.drafter.check import check, only_layers, the_run
     from hs_capture.drafter.config import DraftConfig
     from hs_capture.errors import HsCaptureError
     from hs_capture.store import open_store
 
     try:
         run = the_run(open_store(parsed.store).runs)
+        if parsed.layers is not None:
+            run = only_layers(run, parsed.layers)
         draft = DraftConfig.read(parsed.draft_config)
         findings = check(run, draft, parsed.sglang_version or run.sglang_version)
     except (HsCaptureError, OSError) as error:

@@ -23,6 +23,7 @@ def judge(
     trained: tuple[int, ...],
     ids: list[int] | None,
     version: str,
+    *more: str,
     **config: Any,
 ) -> tuple[int, dict[str, str]]:
     """Exit code, and the lines by what they are about; "!" before those that differ."""
@@ -38,7 +39,7 @@ def judge(
     }
     (folder / "config.json").write_text(json.dumps(content))
     place = ["--store", str(folder / "store"), "--draft-config", str(folder / "config.json")]
-    code = main(["check-drafter", *place, "--sglang-version", version])
+    code = main(["check-drafter", *place, "--sglang-version", version, *more])
     lines = {}
     for line in capsys.readouterr().out.splitlines():
         word, name, text = line[:9].strip(), line[9:22].strip(), line[22:]
@@ -156,6 +157,22 @@ def test_ids_that_are_advised_mean_the_layers_they_were_made_for() -> None:
             assert resolve_eagle3(ids, release, LAYERS) == layers
     # An output of layer 0 alone would be the id 1, and a first id of 1 means the output of layer 1.
     assert spell_eagle3((0,), release_of(NEW), LAYERS) is None
+
+
+def test_a_drafter_of_some_of_the_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they were exported; what is advised is for them alone."""
+    store, some = (-1, 2, 30, 58), ("--layers", "2,30,58")
+    code, lines = judge(tmp_path / "right", capsys, store, [3, 31, 59], NEW, *some)
+    assert code == 0
+    assert lines["layers"].startswith("trained on the output of layers 2, 30, 58, and")
+    code, lines = judge(tmp_path / "wrong", capsys, store, [2, 30, 58], NEW, *some)
+    assert code == 1
+    assert lines["layers"].startswith("!")
+    assert lines["layers"].endswith('write "eagle_aux_hidden_state_layer_ids": [3, 31, 59]')
+    absent = ("--layers", "2,30,59")
+    assert judge(tmp_path / "absent", capsys, store, [2, 30, 58], NEW, *absent) == (2, {})
 
 
 def test_a_model_with_another_rule_is_not_judged(
