@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from hs_capture.ring.producer import Producer
+
+logger = logging.getLogger(__name__)
+
+QUIET_SECONDS = 60.0
+"""So long nothing more is said of a writer that does not keep up."""
 
 
 class Tally:
@@ -14,6 +20,7 @@ class Tally:
         """Count in the ring of `producer`."""
         self._count = producer.count
         self._dropping_since: int | None = None
+        self._quiet_until: int | None = None
 
     def taken(self, rows: int, size: int, began: int) -> None:
         """Count `rows` of `size` bytes that went into the ring, which ends a time of dropping.
@@ -30,6 +37,8 @@ class Tally:
     def dropped(self, rows: int) -> None:
         """Count `rows` that found no room."""
         self._count("rows_dropped", rows)
+        if rows:
+            self._warn("rows are dropped")
         if rows and self._dropping_since is None:
             self._dropping_since = time.perf_counter_ns()
 
@@ -40,7 +49,19 @@ class Tally:
         """
         microseconds = _microseconds_since(since)
         self._count("blocked_microseconds", microseconds)
+        self._warn("the server waits")
         return since + 1000 * microseconds
+
+    def _warn(self, what: str) -> None:
+        now = time.perf_counter_ns()
+        if self._quiet_until is None or now >= self._quiet_until:
+            self._quiet_until = now + round(1e9 * QUIET_SECONDS)
+            logger.warning(
+                "hs-capture: the ring is full and %s: the writer does not keep up, or the dump "
+                "directory is down to its reserve (further times are counted, see "
+                "`hs-capture verify`)",
+                what,
+            )
 
 
 def _microseconds_since(began: int) -> int:

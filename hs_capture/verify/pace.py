@@ -5,6 +5,8 @@ from __future__ import annotations
 from hs_capture.verify.report import Check, count_text, size_text
 from hs_capture.verify.runs import Run
 
+HELD_UP_HINT = "more SGLANG_HS_WORKERS, a larger SGLANG_HS_BUFFER, or a faster drain"
+
 
 def look_at_pace(run: Run) -> list[Check]:
     """A line for the server and one for the writer; none before the first row."""
@@ -24,8 +26,14 @@ def look_at_pace(run: Run) -> list[Check]:
         f"compressing {_seconds(counters['compress_microseconds'])}, writing "
         f"{_seconds(counters['write_microseconds'])}; {size_text(counters['queued_bytes'])} queued"
     )
+    held_up = counters["blocked_microseconds"] or counters["dropping_microseconds"]
     return [
-        Check("server's part", "ok", f"{server}, run {run.info.run_id}"),
+        Check(
+            "server's part",
+            "warn" if held_up else "ok",
+            f"{server}, run {run.info.run_id}",
+            HELD_UP_HINT if held_up else "",
+        ),
         Check("writer's part", "ok", f"{writer}, run {run.info.run_id}"),
     ]
 

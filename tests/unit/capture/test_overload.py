@@ -177,9 +177,12 @@ class SlowWriter:
 
 
 def test_a_pass_of_many_entries_waits_no_longer_than_one_of_one(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each entry finds room 0.4 s later: the third has waited 0.2 s when the second is over."""
+    """Each entry finds room 0.4 s later: the third has waited 0.2 s when the second is over.
+
+    The log has one line of it, not one a wait.
+    """
     streams = (StreamSpec("layer.1", "float32", 64),)
     producer = Producer(1 << 20)
     config = WriterConfig(-1, -1, "", "", 0, 0, 1, 0, streams, False, {})
@@ -203,4 +206,12 @@ def test_a_pass_of_many_entries_waits_no_longer_than_one_of_one(
     assert counters["blocked_microseconds"] == 1_000_000
     assert 2 * 700 < counters["rows_dropped"] < 5 * 700
     assert counters["rows_taken"] + counters["rows_dropped"] == 10 * 700
+    (said,) = caplog.messages
+    assert said.startswith("hs-capture: the ring is full and the server waits: the writer does not")
+    caplog.clear()
+    writer.now += 60 * 10**9
+    one_pass(10, 700)
+    (said,) = caplog.messages
+    assert said.startswith("hs-capture: the ring is full and rows are dropped:")
+    caplog.clear()
     os.close(producer.descriptor)

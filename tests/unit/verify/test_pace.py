@@ -38,6 +38,24 @@ def test_rows_bytes_and_times_are_said_for_server_and_writer(
     assert answer.said["runs"][0]["counters"].items() >= COUNTERS.items()
 
 
+def test_a_server_that_was_held_up_is_a_warning(verify: Verify, new_run: NewRun) -> None:
+    new_run(captures=1, counters=COUNTERS)
+    said = verify().check("server's part")
+    assert (said["state"], said["hint"]) == (
+        "warn",
+        "more SGLANG_HS_WORKERS, a larger SGLANG_HS_BUFFER, or a faster drain",
+    )
+
+
+def test_a_server_that_never_waited_is_well(verify: Verify, new_run: NewRun) -> None:
+    new_run(captures=1, counters={**COUNTERS, **dict.fromkeys(HELD_UP, 0)})
+    said = verify().check("server's part")
+    assert (said["state"], said["hint"]) == ("ok", "")
+
+
+HELD_UP = ("blocked_microseconds", "dropping_microseconds")
+
+
 def test_before_the_first_row_nothing_is_said(verify: Verify, new_run: NewRun) -> None:
     new_run()
     answer = verify()
