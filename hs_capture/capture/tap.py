@@ -98,7 +98,7 @@ class Tap:
             ValueError: a tensor has another shape or dtype than its stream.
         """
         self._check(batch, tensors)
-        self._patience = round(1e9 * self._overload.timeout) if self._overload.block else 0
+        self._begin_waiting()
         draft = Draft()
         for rows in self._unfinished(batch):
             draft = self._open_in(draft, rows.request, tensors)
@@ -123,6 +123,7 @@ class Tap:
 
     def lose(self, batch: Batch, reason: str) -> None:
         """Record that the wanted rows of `batch` will never come."""
+        self._begin_waiting()
         draft = Draft()
         for rows in self._unfinished(batch):
             draft = self._open_in(draft, rows.request, ())
@@ -138,7 +139,7 @@ class Tap:
             request = self._open.get(key)
             if request is not None:
                 draft.closed.append(Closed(key, request.rid, request.num_tokens, "aborted"))
-        self._send(draft, ())
+        self._send(draft, (), waits=False)
 
     def break_off(self, reason: str) -> None:
         """Close every open request for `reason`; nothing more is taken of them."""
@@ -146,7 +147,7 @@ class Tap:
         for request in self._open.values():
             draft.closed.append(Closed(request.key, request.rid, request.num_tokens, reason))
         self._done.update(self._open)
-        self._send(draft, ())
+        self._send(draft, (), waits=False)
 
     def report(self, error: str) -> None:
         """Pass an error text of the server on to the status file."""
@@ -190,11 +191,14 @@ class Tap:
             request = rows.request
             draft.closed.append(Closed(request.key, request.rid, request.num_tokens))
 
-    def _send(self, draft: Draft, tensors: Sequence[torch.Tensor]) -> Draft:
+    def _begin_waiting(self) -> None:
+        self._patience = round(1e9 * self._overload.timeout) if self._overload.block else 0
+
+    def _send(self, draft: Draft, tensors: Sequence[torch.Tensor], *, waits: bool = True) -> Draft:
         """Publish `draft` and return an empty one to go on with.
 
         Rows that find no room in time are dropped; word of them always goes out, later if need be.
-        Word alone never waits.
+        Word of requests that are gone does not wait for room.
         """
         if draft.empty:
             self._pay_owed()
@@ -204,7 +208,7 @@ class Tap:
         # A dead writer is best noticed before these rows are on their way: what they belong to can
         # still be opened anew.
         self._wake()
-        slot = self._reserve(len(message), payload, waits=draft.rows > 0)
+        slot = self._reserve(len(message), payload, waits=waits)
         if slot is not None:
             if draft.rows:
                 began = time.perf_counter_ns()
@@ -260,7 +264,7 @@ class Tap:
             self._publish(slot, draft, message)
 
     def _reserve(self, message: int, payload: int, *, waits: bool) -> Slot | None:
-        """Find room; while there is none for rows, do what the user chose for that case.
+        """Find room; while there is none, do what the user chose for that case.
 
         What is owed goes first: the writer must hear of things in their order. A pass that is more
         than one entry waits no longer than one that is a single one.

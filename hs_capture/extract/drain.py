@@ -74,11 +74,11 @@ class Drain:
                 self.moved.lost += run.carry_losses()
         return self.moved.captures - before
 
-    def follow(self, after: Callable[[], None]) -> None:
-        """Drain again and again, until an exception such as KeyboardInterrupt ends it.
+    def follow(self, goes_on: Callable[[], bool]) -> None:
+        """Drain again and again, as long as `goes_on`, asked after each round, says so.
 
-        `after` is called after each round. A full output does not end it: the
-        captures wait where they are, and the server with them, until there is room.
+        A full output does not end it: the captures wait where they are, and the server with them,
+        until there is room.
         """
         full = False
         while True:
@@ -92,7 +92,8 @@ class Drain:
                 full, moved = True, 0
             else:
                 full = False
-            after()
+            if not goes_on():
+                return
             if not moved:
                 time.sleep(POLL_SECONDS)
 

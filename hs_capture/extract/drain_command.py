@@ -6,7 +6,6 @@ import argparse
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,9 +78,7 @@ def _drain(store: Path, output: Path, workers: int, *, follow: bool) -> int:
         drain = Drain(store, output, workers, say=lambda text: print(text, file=sys.stderr))
         try:
             if follow:
-                signal.signal(signal.SIGTERM, signal.default_int_handler)
-                with suppress(KeyboardInterrupt):
-                    drain.follow(_Report(drain))
+                drain.follow(_Report(drain))
             # After Ctrl-C, too: what the server has finished by then is worth having.
             drain.drain()
         finally:
@@ -90,19 +87,32 @@ def _drain(store: Path, output: Path, workers: int, *, follow: bool) -> int:
 
 
 class _Report:
-    """Says now and then what was moved."""
+    """Says now and then what was moved, and goes on until Ctrl-C or SIGTERM.
+
+    The first of them only asks: an exception would come anywhere, also where the pool of threads is
+    just taking a lock. The next one interrupts.
+    """
 
     def __init__(self, drain: Drain) -> None:
+        self._asked_to_end = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
         self._drain = drain
         self._said = 0
         self._said_at = time.monotonic()
 
-    def __call__(self) -> None:
+    def _ask(self, *_: object) -> None:
+        self._asked_to_end = True
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+
+    def __call__(self) -> bool:
         moved = self._drain.moved
         now = time.monotonic()
         if moved.captures > self._said and now - self._said_at >= REPORT_SECONDS:
             print(_summary(moved, self._drain.output), flush=True)
             self._said, self._said_at = moved.captures, now
+        return not self._asked_to_end
 
 
 def _summary(moved: Moved, output: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 from capture_server import CaptureServer, assert_complete, prompt, wait_until
@@ -23,20 +22,10 @@ TOKENS = 1200
 CHUNK = 100
 
 
-class EndedError(Exception):
-    """The server has ended."""
-
-
 def _follow(drain: Drain, server: CaptureServer, ended: threading.Event) -> None:
     """Drain until the server has ended; begin when it is held up, so that it certainly is."""
-
-    def after() -> None:
-        if ended.is_set():
-            raise EndedError
-
     wait_until(lambda: server.counter("blocked_microseconds") > 0, "a full tmpfs")
-    with suppress(EndedError):
-        drain.follow(after)
+    drain.follow(lambda: not ended.is_set())
     drain.drain()
 
 
