@@ -252,13 +252,8 @@ class Assembler:
         finally:
             self._ring.release(entry)
             for block in blocks:
-                self._settle_stored(block)
-
-    def _settle_stored(self, block: Block) -> None:
-        try:
-            self._settle(block.record, stored=1)
-        except BaseException as error:
-            self._faults.record("a request could not be told of", error)
+                if self._settle(block.record, stored=1):
+                    self._finish(block.record)
 
     def _compressed(self, blocks: list[Block]) -> list[tuple[Block, Encoded | None]]:
         token = self._tokens.get()
@@ -320,22 +315,29 @@ class Assembler:
     def _close_record(self, record: Record, reason: str | None) -> None:
         del self._open[record.request.key]
         record.end_reason = reason
-        self._settle(record, closing=True)
+        if self._settle(record, closing=True):
+            # The disk may take long, and this thread must see when the time is over.
+            self._pool.submit(self._finish, record)
 
-    def _settle(self, record: Record, *, stored: int = 0, closing: bool = False) -> None:
-        """Count stored blocks of `record`; publish it once it is closing and none is left."""
+    def _settle(self, record: Record, *, stored: int = 0, closing: bool = False) -> bool:
+        """Count stored blocks of `record`; return whether it is closing and none is left."""
         with self._lock:
             record.pending -= stored
             self._pending -= stored
             record.closing = record.closing or closing
             finished = record.closing and record.pending == 0 and not record.settled
             record.settled = record.settled or finished
-        if finished:
-            try:
-                self._publish(record)
-            finally:
-                if record.closing_entry is not None:
-                    self._ring.release(record.closing_entry)
+        return finished
+
+    def _finish(self, record: Record) -> None:
+        """Publish a record, or tell of its loss. Runs in the pool and must not raise."""
+        try:
+            self._publish(record)
+        except BaseException as error:
+            self._faults.record("a request could not be told of", error)
+        finally:
+            if record.closing_entry is not None:
+                self._ring.release(record.closing_entry)
 
     def _publish(self, record: Record) -> None:
         try:
