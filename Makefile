@@ -91,7 +91,7 @@ oldest: $(WHEEL)  ## Tests against the oldest supported SGLang
 	@echo "== the oldest supported SGLang"
 	$(PYTEST) tests/oldest
 
-trainers: $(WHEEL)  ## Every trainer, unmodified, reads exports of real captures (1.2 GB, once; not in test)
+trainers: $(WHEEL)  ## Every trainer, unmodified, reads exports of real captures (0.5 GB, once; not in test)
 	@echo "== trainers"
 	$(PYTEST) tests/trainers
 
