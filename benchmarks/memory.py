@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import writers
 from figures import machine
 
 from harness.captures import status, wait_until
@@ -39,12 +40,7 @@ from harness.processes import of_server
 from harness.server import Server, ServerConfig, serving
 from harness.tiny_model import VOCAB, build_tiny_model
 from hs_capture.capture.batch import Request, batch_of
-from hs_capture.capture.copier import HostCopier
-from hs_capture.capture.launcher import WriterLauncher
-from hs_capture.capture.tap import Overload, Tap
 from hs_capture.ring.message import StreamSpec
-from hs_capture.ring.producer import Producer
-from hs_capture.writer.config import WriterConfig
 
 TENTHS = 10
 BATCH, TOKENS, WIDTH = 50, 4, 64
@@ -87,24 +83,7 @@ def folder() -> Iterator[Path]:
 
 def send_records(root: Path, records: int) -> list[Process]:
     """Send `records` through ring and writer; a request is gone when the next batch begins."""
-    producer = Producer(16 << 20)
-    copier = HostCopier(producer)
-    config = WriterConfig(
-        ring=-1,
-        bell=-1,
-        run_dir=str(root),
-        rank="bench",
-        file_mode=0o600,
-        reserve_bytes=0,
-        workers=2,
-        server_pid=os.getpid(),
-        streams=STREAMS,
-        splits_planes=copier.splits_planes,
-        metadata={},
-    )
-    launcher = WriterLauncher(producer, config, os.environ)
-    tap = Tap(producer, launcher, STREAMS, copier, Overload(True, 60.0), longest_prompt=TOKENS)
-    launcher.start()
+    tap, producer, launcher = writers.start(root, 16 << 20, STREAMS, 2, TOKENS)
     status_file = root / "status-bench.json"
     wait_until(status_file.exists, bool)
     writer = json.loads(status_file.read_bytes())["writer_pid"]

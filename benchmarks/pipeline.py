@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 import torch
+import writers
 from activations import residual_stream
 from figures import Spread, Target, machine
 from safetensors.torch import save_file
@@ -72,26 +73,8 @@ class Pipeline:
         self._index = root / "index-bench.jsonl"
         self._indexed_bytes = self._published = self._sent = 0
         self._removed = 0
-        producer = Producer(RING_BYTES)
         streams = tuple(StreamSpec(f"layer.{i}", "bfloat16", WIDTH) for i in range(STREAMS))
-        copier = HostCopier(producer)
-        config = WriterConfig(
-            ring=-1,
-            bell=-1,
-            run_dir=str(root),
-            rank="bench",
-            file_mode=0o600,
-            reserve_bytes=0,
-            workers=workers,
-            server_pid=os.getpid(),
-            streams=streams,
-            splits_planes=copier.splits_planes,
-            metadata={},
-        )
-        self._launcher = WriterLauncher(producer, config, os.environ)
-        overload = Overload(True, 60.0)
-        self._tap = Tap(producer, self._launcher, streams, copier, overload, longest_prompt=TOKENS)
-        self._launcher.start()
+        self._tap, _, self._launcher = writers.start(root, RING_BYTES, streams, workers, TOKENS)
 
     def run(self, tensors: list[torch.Tensor], batches: int) -> dict[str, float]:
         """Capture `batches`; return GB/s until all are published, microseconds a batch on this

@@ -198,7 +198,7 @@ class Tap:
         """Publish `draft` and return an empty one to go on with.
 
         Rows that find no room in time are dropped; word of them always goes out, later if need be.
-        Word of requests that are gone does not wait for room.
+        Without `waits` a draft without rows is owed at once where there is no room.
         """
         if draft.empty:
             self._pay_owed()

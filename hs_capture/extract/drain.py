@@ -58,9 +58,10 @@ class Drain:
         self._workers = workers
         refuse_nesting(source, output)
 
-    def drain(self) -> int:
+    def drain(self, goes_on: Callable[[], bool] = lambda: True) -> int:
         """Move all captures that are finished now; returns how many were moved.
 
+        `goes_on` is asked after each `BATCH` of them; with its first no the rest stays where it is.
         Raises `OSError` when the output cannot take them (full, read-only); everything that is
         not there by then is still in the source. Damaged captures stay, and `moved` names them.
         """
@@ -71,11 +72,13 @@ class Drain:
                 files = finished(path, self.moved.damaged)
                 while batch := list(islice(files, BATCH)):
                     self._move(run, batch, pool)
+                    if not goes_on():
+                        return self.moved.captures - before
                 self.moved.lost += run.carry_losses()
         return self.moved.captures - before
 
     def follow(self, goes_on: Callable[[], bool]) -> None:
-        """Drain again and again, as long as `goes_on`, asked after each round, says so.
+        """Drain again and again, as long as `goes_on`, asked within and after each round, says so.
 
         A full output does not end it: the captures wait where they are, and the server with them,
         until there is room.
@@ -83,7 +86,7 @@ class Drain:
         full = False
         while True:
             try:
-                moved = self.drain()
+                moved = self.drain(goes_on)
             except OSError as error:
                 if not is_full(error):
                     raise

@@ -14,6 +14,8 @@ from hs_capture.extract.failure import FAILED, told
 from hs_capture.extract.sizes import human
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from hs_capture.extract.drain import Drain, Moved
 
 _DESCRIPTION = """\
@@ -21,11 +23,13 @@ Move finished captures from the dump directory of a server to durable storage, w
 runs. A capture is copied, checked, made durable and published before its source is removed. It may
 be killed at any time and started again: nothing is lost, and nothing is there twice.
 Exit code 0: all moved; 1: damaged captures stay; 2: it cannot go on, with the reason; 4: wrong
-usage."""
+usage; 130: ended by Ctrl-C before all was moved."""
 
 SUMMARY = "move finished captures to durable storage while the server runs"
 
 REPORT_SECONDS = 10.0
+
+_ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,37 +78,53 @@ def _drain(store: Path, output: Path, workers: int, *, follow: bool) -> int:
         return 0
     # Two drains of one run must meet, whether they were given the run or the directory around it.
     dump = store.parent if (store / RUN_FILE).is_file() else store
-    with claim(dump, alone=True):
+    with claim(dump, alone=True), _Ending() as ending:
         drain = Drain(store, output, workers, say=lambda text: print(text, file=sys.stderr))
+        report = _Report(drain, ending)
         try:
             if follow:
-                drain.follow(_Report(drain))
-            # After Ctrl-C, too: what the server has finished by then is worth having.
-            drain.drain()
+                drain.follow(report)
+                # What the server has finished by now is worth having, too.
+                drain.drain()
+            else:
+                drain.drain(report)
+                if ending.asked:
+                    raise KeyboardInterrupt
         finally:
             print(_summary(drain.moved, output), flush=True)
     return FAILED if drain.moved.damaged else 0
 
 
-class _Report:
-    """Says now and then what was moved, and goes on until Ctrl-C or SIGTERM.
+class _Ending:
+    """Ctrl-C and SIGTERM within a block: the first of them only asks for the end.
 
-    The first of them only asks: an exception would come anywhere, also where the pool of threads is
-    just taking a lock. The next one interrupts.
+    An exception would come anywhere, also where the pool of threads is just taking a lock. The next
+    signal interrupts all the same.
     """
 
-    def __init__(self, drain: Drain) -> None:
-        self._asked_to_end = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-        self._drain = drain
-        self._said = 0
-        self._said_at = time.monotonic()
+    asked = False
+
+    def __enter__(self) -> Self:
+        self._before = [signal.signal(number, self._ask) for number in _ENDS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in zip(_ENDS, self._before, strict=True):
+            signal.signal(number, handler)
 
     def _ask(self, *_: object) -> None:
-        self._asked_to_end = True
-        for number in (signal.SIGINT, signal.SIGTERM):
+        self.asked = True
+        for number in _ENDS:
             signal.signal(number, signal.default_int_handler)
+
+
+class _Report:
+    """Says now and then what was moved, and whether nobody has asked for the end."""
+
+    def __init__(self, drain: Drain, ending: _Ending) -> None:
+        self._drain, self._ending = drain, ending
+        self._said = 0
+        self._said_at = time.monotonic()
 
     def __call__(self) -> bool:
         moved = self._drain.moved
@@ -112,7 +132,7 @@ class _Report:
         if moved.captures > self._said and now - self._said_at >= REPORT_SECONDS:
             print(_summary(moved, self._drain.output), flush=True)
             self._said, self._said_at = moved.captures, now
-        return not self._asked_to_end
+        return not self._ending.asked
 
 
 def _summary(moved: Moved, output: Path) -> str:

@@ -265,7 +265,8 @@ class Assembler:
             self._ring.count("compress_microseconds", (time.perf_counter_ns() - began) // 1000)
 
     def _encode(self, block: Block) -> Encoded | None:
-        if self._is_lost(block):
+        self._heed_end(block)
+        if block.record.failure is not None:
             return None
         try:
             if len(block.data) == 1:
@@ -276,18 +277,18 @@ class Assembler:
             return None
 
     def _write(self, block: Block, encoded: Encoded | None) -> None:
-        if encoded is None or self._is_lost(block):
+        self._heed_end(block)
+        if encoded is None or block.record.failure is not None:
             return
         try:
             block.record.container.add(block.stream.name, block.start, block.stop, encoded)
         except BaseException as error:
             self._fail(block, error)
 
-    def _is_lost(self, block: Block) -> bool:
-        """Whether the capture that the block belongs to cannot become a file any more."""
+    def _heed_end(self, block: Block) -> None:
+        """Once nothing is stored any more, give up what lacks this block."""
         if self._given_up is not None:
             block.record.failure = self._given_up
-        return block.record.failure is not None
 
     def _fail(self, block: Block, error: BaseException) -> None:
         # First of all, for a block that is missing must not look like one that is there.

@@ -6,23 +6,9 @@ import io
 
 import pytest
 
+from fake_terminal import Clock, Terminal
 from hs_capture import progress
 from hs_capture.progress import ProgressLine
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

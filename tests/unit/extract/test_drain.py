@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from capture_files import RUN, norm_weight, states, write_capture, write_run
 from capture_server import SECONDS, wait_until
 from hs_capture import ConfigError, FormatError, StoreNotFoundError, open_store
 from hs_capture.cli import main
+from hs_capture.extract import drain as drain_module
 from hs_capture.extract.claim import claim
 from hs_capture.extract.drain import Drain
 from hs_capture.extract.output import OutputRun, remove_sources
@@ -379,6 +381,48 @@ def test_a_small_tmpfs_is_enough(tmp_path: Path) -> None:
     moved, blocked = map(int, done.stdout.split()[-2:])
     assert moved > 300e6
     assert blocked > 0
+
+
+def test_a_drain_can_be_ended_between_two_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was moved is whole, the rest is where it was, and the next call goes on."""
+    monkeypatch.setattr(drain_module, "BATCH", 2)
+    dump, output = tmp_path / "dump", tmp_path / "store"
+    told = fill(write_run(dump), 7)
+    mover = Drain(dump, output)
+    assert mover.drain(lambda: mover.moved.captures < 4) == 4
+    assert len(open_store(output)) == 4
+    assert len(list(dump.rglob("*.hsc"))) == 3
+    assert mover.drain() == 3
+    assert_all_once(output, told)
+
+
+def test_ctrl_c_ends_a_drain_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal comes while the first batch moves; that batch is told of, and nothing is lost."""
+    monkeypatch.setattr(drain_module, "BATCH", 2)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    move = Drain._move
+
+    def interrupted(self: Drain, *arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        move(self, *arguments)
+
+    monkeypatch.setattr(Drain, "_move", interrupted)
+    dump, output = tmp_path / "dump", tmp_path / "store"
+    told = fill(write_run(dump), 5)
+    with pytest.raises(SystemExit) as ended:
+        main(["drain", "--store", str(dump), "--output", str(output)])
+    assert ended.value.code == 130
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    said = capsys.readouterr()
+    assert said.out.startswith("moved 2 captures (")
+    assert said.err == "\nhs-capture drain: interrupted; run it again to go on\n"
+    monkeypatch.undo()
+    Drain(dump, output).drain()
+    assert_all_once(output, told)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -8,25 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fake_terminal import Clock, Terminal
 from hs_capture import progress as line
 from hs_capture.extract import progress
 from hs_capture.extract.ledger import Totals
 from hs_capture.extract.progress import Progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
