@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -122,8 +123,7 @@ def test_wheel_built_from_the_source_archive_equals_the_one_from_the_tree(
     wheel: Path, sdist: Path, tmp_path: Path
 ) -> None:
     """Nothing is lost on the way through the archive."""
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+    shutil.unpack_archive(sdist, tmp_path / "unpacked")
     [tree] = (tmp_path / "unpacked").iterdir()
     second = build("wheel", tree, tmp_path / "wheel")
     assert contents(second) == contents(wheel)
