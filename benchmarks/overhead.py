@@ -136,7 +136,7 @@ def one_round(
     if load.new_tokens == 1:
         llm.generate(input_ids=prompts, sampling_params=sampling, **extra)
     else:
-        gaps = llm.loop.run_until_complete(streamed(llm, prompts, sampling, extra))
+        gaps = llm.loop.run_until_complete(answered_32(llm, prompts, sampling, extra))
     answered = time.perf_counter() - started
     if variant == "on":
         while published_captures(dump_dir) < before + len(prompts):
@@ -150,10 +150,14 @@ def one_round(
     return Round(answered, published, sum(map(len, prompts)), gaps, peak_bytes)
 
 
-async def streamed(
+async def answered_32(
     llm: Any, prompts: list[list[int]], sampling: dict[str, Any], extra: dict[str, Any]
 ) -> list[float]:
-    """Answer `prompts`, 32 at a time, and return the seconds between tokens."""
+    """Answer `prompts`, 32 at a time, and return the seconds between tokens.
+
+    Answers are streamed, but for those with hidden states: SGLang would send all of a prompt's
+    states again with each token.
+    """
     import asyncio
 
     gate = asyncio.Semaphore(32)
@@ -161,9 +165,12 @@ async def streamed(
 
     async def one(prompt: list[int]) -> None:
         async with gate:
+            if extra:
+                await llm.async_generate(input_ids=prompt, sampling_params=sampling, **extra)
+                return
             last = None
             stream = await llm.async_generate(
-                input_ids=prompt, sampling_params=sampling, stream=True, **extra
+                input_ids=prompt, sampling_params=sampling, stream=True
             )
             async for _ in stream:
                 now = time.perf_counter()
