@@ -81,6 +81,8 @@ FAMILIES = (
         marks_layers=True,
     ),
     Family("glm4_moe", "Glm4Moe", "capture_output", since="0.5.21"),
+    Family("glm4_moe_lite", "Glm4MoeLite", "capture_output", since="0.5.21"),
+    Family("gpt_oss", "GptOss", "capture_output", since="0.5.21"),
 )
 
 DEEPSEEK_KIN = "DeepSeek V2, V3 and V3.2, Kimi-K2 and K2.5, GLM DSA, Mistral Large 3"

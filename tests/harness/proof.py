@@ -24,10 +24,12 @@ def prove(
     config: ServerConfig,
     dump_dir: Path,
     layers: Sequence[int] = LAYERS,
+    new_tokens: int = 3,
 ) -> None:
     """Capture embedding, layers and both final states: alone, in a batch, at once, in chunks.
 
-    What was wrapped of SGLang's models is the two functions of this one.
+    What was wrapped of SGLang's models is the two functions of this one. ``new_tokens`` are
+    generated for each of several prompts, while others of them are still prefilled.
     """
     reference = Reference(config.model)
     environment = {
@@ -46,8 +48,8 @@ def prove(
         for rid, tokens in alone.items():
             answer = generate(server.url, tokens, rid, max_new_tokens=2)
             assert answer["output_ids"][0] == reference.next_token(tokens)
-        generate_batch(server.url, batch, max_new_tokens=3)
-        generate_concurrently(server.url, at_once.items(), at_once=6, max_new_tokens=3)
+        generate_batch(server.url, batch, max_new_tokens=new_tokens)
+        generate_concurrently(server.url, at_once.items(), at_once=6, max_new_tokens=new_tokens)
         store = wait_for(dump_dir, prompts)
     assert len(store) == len(prompts)
     for rid, tokens in prompts.items():

@@ -9,6 +9,7 @@ from harness.tiny_model import VOCAB
 from harness.tiny_v3 import write_random_model
 
 LAYERS = 8
+SLIDING_WINDOW = 12
 
 _DENSE: dict[str, Any] = {
     "torch_dtype": "float32",
@@ -74,6 +75,42 @@ GLM4_MOE: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
     "routed_scaling_factor": 2.5,
+}
+GLM4_MOE_LITE: dict[str, Any] = {
+    **{name: value for name, value in GLM4_MOE.items() if name != "partial_rotary_factor"},
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "model_type": "glm4_moe_lite",
+    # latent attention, as DeepSeek-V3 has it
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "head_dim": 16,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}
+GPT_OSS: dict[str, Any] = {
+    **_DENSE,
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "intermediate_size": 64,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "swiglu_limit": 1.0,
+    "sliding_window": SLIDING_WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 128,
+    },
 }
 
 

@@ -85,6 +85,10 @@ def write_random_model(path: Path, config: dict[str, Any], seed: int = 0) -> Pat
             if name.endswith("inv_freq"):
                 continue
             noise = torch.randn(value.shape, generator=generator)
+            if name.endswith("sinks"):
+                # As large as the scores they stand beside, and SGLang keeps them in bfloat16.
+                value.copy_(noise.bfloat16())
+                continue
             value.copy_(1 + 0.1 * noise if "norm" in name else 0.08 * noise)
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)

@@ -18,10 +18,18 @@ from harness.proof import prove
 from harness.reference import Reference
 from harness.refusals import refused_start
 from harness.server import Serve, ServerConfig
-from harness.tiny_families import GLM4_MOE, LLAMA, QWEN2, QWEN3, QWEN3_MOE, build_tiny_family
+from harness.tiny_families import (
+    GLM4_MOE,
+    GLM4_MOE_LITE,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    build_tiny_family,
+)
 
 DENSE = [QWEN2, QWEN3]
-SPARSE = [QWEN3_MOE, GLM4_MOE]
+SPARSE = [QWEN3_MOE, GLM4_MOE, GLM4_MOE_LITE]
 
 
 def model_type(config: dict[str, Any]) -> str:

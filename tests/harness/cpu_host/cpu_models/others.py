@@ -9,6 +9,8 @@ MODULES = [
     "deepseek_nextn",
     "dflash",
     "glm4_moe",
+    "glm4_moe_lite",
+    "gpt_oss",
     "llama_eagle3",
     "mistral_large_3",
     "mistral_large_3_eagle",
