@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch.utils.data import Dataset
 
 from hs_capture.errors import ConfigError, FormatError
 from hs_capture.format.catalog import describe
-from hs_capture.packed import PackedRuns, PackedStrings
+from hs_capture.format.links import with_rows_of
+from hs_capture.packed import PackedRuns, PackedSources, PackedStrings
 from hs_capture.samples import Sample
 from hs_capture.selection import select
 from hs_capture.store import Capture, open_store
@@ -92,6 +94,7 @@ class HiddenStatesDataset(Dataset[Item]):
         self._catalog_of = np.asarray([numbers[id(catalog)] for catalog, _ in found], np.int32)
         self._files = PackedStrings(str(entry.file) for _, entry in found)
         self._rids = PackedStrings(entry.rid for _, entry in found)
+        self._sources = PackedSources(catalog.sources.of(entry) for catalog, entry in found)
         self.lengths = np.asarray([entry.num_tokens for _, entry in found], np.int64)
         """T of each sample, int64: for batches of like length, without reading any."""
 
@@ -119,14 +122,15 @@ class HiddenStatesDataset(Dataset[Item]):
         return self._rids[index] if self._ids is None else self._ids[index]
 
     def capture(self, index: int) -> Capture:
-        """The capture of a sample, as its own file describes it.
+        """The capture of a sample, as its own file describes it, with the rows of its sources.
 
         Raises `FormatError` when another file is there than the one that was opened.
         """
         index = self._checked(index)
         directory, run = self._catalogs[self._catalog_of[index]]
         file = self._files[index]
-        entry = describe(directory, file)
+        sources = self._sources[index]
+        entry = with_rows_of(describe(directory, file), sources)
         expected = (self._rids[index], int(self.lengths[index]), True)
         if (entry.rid, entry.num_tokens, entry.complete) != expected:
             raise FormatError(
@@ -134,7 +138,12 @@ class HiddenStatesDataset(Dataset[Item]):
                 f"{(entry.rid, entry.num_tokens, entry.complete)!r}, and were {expected!r} when "
                 "the dataset was opened; open it again"
             )
-        return Capture(os.path.join(directory, file), entry, run)
+        return Capture(
+            os.path.join(directory, file),
+            entry,
+            run,
+            tuple(replace(s, file=os.path.join(directory, s.file)) for s in sources),
+        )
 
     def _loss_mask(self, index: int) -> torch.Tensor:
         tokens = int(self.lengths[index])

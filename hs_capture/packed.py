@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hs_capture.format.links import Source
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -50,6 +52,34 @@ class PackedRuns:
     def __getitem__(self, index: int) -> Runs:
         start, stop = _bounds(self._ends, index)
         return tuple((first, last) for first, last in self._edges[start:stop].tolist())
+
+
+class PackedSources:
+    """A sequence of the sources of captures (`hs_capture.format.links`), most of them none."""
+
+    def __init__(self, sources: Iterable[tuple[Source, ...]]) -> None:
+        ends, numbers = [0], dict[tuple[str, str, int], int]()
+        rows: list[tuple[int, int, int]] = []
+        for each in sources:
+            for source in each:
+                who = (source.file, source.rid, source.key)
+                rows.append((source.start, source.stop, numbers.setdefault(who, len(numbers))))
+            ends.append(len(rows))
+        self._ends = np.asarray(ends[1:], np.int64)
+        self._rows = np.asarray(rows, np.int64).reshape(-1, 3)
+        self._files = PackedStrings(file for file, _, _ in numbers)
+        self._rids = PackedStrings(rid for _, rid, _ in numbers)
+        self._keys = np.asarray([key for _, _, key in numbers], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> tuple[Source, ...]:
+        first, last = _bounds(self._ends, index)
+        return tuple(
+            Source(start, stop, self._files[n], self._rids[n], int(self._keys[n]))
+            for start, stop, n in self._rows[first:last].tolist()
+        )
 
 
 def _bounds(ends: NDArray[np.int64], index: int) -> tuple[int, int]:

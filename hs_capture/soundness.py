@@ -12,7 +12,7 @@ from hs_capture.errors import FormatError
 from hs_capture.format.container import ContainerReader
 from hs_capture.format.footer import Stream
 from hs_capture.format.metadata import INPUT_IDS, CaptureMetadata, layer_stream
-from hs_capture.intervals import subtract
+from hs_capture.intervals import subtract, union
 from hs_capture.numbers import any_nonzero, count_not_finite
 
 
@@ -70,6 +70,14 @@ def _problems(reader: ContainerReader, metadata: CaptureMetadata) -> Iterator[st
             yield f"stream {name!r} is missing"
     for stream in reader.streams.values():
         yield from _shape_problems(reader, stream, metadata)
+    linked = [(start, stop) for start, stop, _ in metadata.links]
+    ends = [end for link in linked for end in link]
+    if (
+        ends != sorted(ends)
+        or any(start == stop for start, stop in linked)
+        or union([*linked, *metadata.missing]) != union(metadata.missing)
+    ):
+        yield f"links {linked} are not ascending ranges of the missing rows"
     seen: dict[str, str] = {}
     for stream in reader.streams.values():
         digest, problem = _read(reader, stream)

@@ -17,8 +17,9 @@ import numpy as np
 from hs_capture.errors import FormatError, NotCapturedError, StoreNotFoundError
 from hs_capture.format.catalog import find_catalogs
 from hs_capture.format.codec import dtype_of
-from hs_capture.format.container import ContainerReader
 from hs_capture.format.metadata import INPUT_IDS, POST_NORM, PRE_NORM, CaptureMetadata, layer_stream
+from hs_capture.intervals import union
+from hs_capture.linked_rows import LinkedReader
 from hs_capture.norm import apply_norm
 from hs_capture.tensors import to_tensor, torch_dtype
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from hs_capture.format.catalog import Catalog
     from hs_capture.format.index import IndexEntry
+    from hs_capture.format.links import Source
     from hs_capture.format.run import RunInfo
 
 Rows: TypeAlias = slice | tuple[int, int] | None
@@ -35,7 +37,7 @@ Rows: TypeAlias = slice | tuple[int, int] | None
 
 FinalState: TypeAlias = Literal["pre_norm", "post_norm"]
 
-_TOLD_BY_BOTH = ("rid", "sequence", "num_tokens", "missing", "weights_version", "lora")
+_TOLD_BY_BOTH = ("rid", "sequence", "num_tokens", "missing", "weights_version", "lora", "links")
 """What index and file must agree on."""
 
 
@@ -70,11 +72,7 @@ class CaptureStore:
         return self._ends[-1]
 
     def __iter__(self) -> Iterator[Capture]:
-        return (
-            Capture(catalog.path_of(entry), entry, catalog.run)
-            for catalog in self._catalogs
-            for entry in catalog.entries
-        )
+        return (_capture(catalog, entry) for catalog in self._catalogs for entry in catalog.entries)
 
     def __contains__(self, rid: object) -> bool:
         return rid in self._by_rid
@@ -89,8 +87,7 @@ class CaptureStore:
 
     def at(self, position: int) -> Capture:
         """The capture that iteration gives at `position`, from 0; `IndexError` beyond the end."""
-        catalog, entry = self.find_entry(position)
-        return Capture(catalog.path_of(entry), entry, catalog.run)
+        return _capture(*self.find_entry(position))
 
     def find_entry(self, position: int) -> tuple[Catalog, IndexEntry]:
         """What `at` makes a capture of; `IndexError` beyond the end."""
@@ -140,21 +137,34 @@ class CaptureStore:
             raise NotCapturedError(f"{self.path}: no capture of rid {rid!r}") from None
 
 
+def _capture(catalog: Catalog, entry: IndexEntry) -> Capture:
+    return Capture(catalog.path_of(entry), entry, catalog.run, catalog.sources_of(entry))
+
+
 class Capture:
     """The hidden states of one request's prompt of T tokens.
 
     Cheap to hold and to pickle: the file is opened for each question that needs it, and closed
     again. Damage shows as `FormatError`, a file that is gone as `FileNotFoundError`.
+
+    Rows that the server had in its prefix cache may be in the files of other captures. They count
+    as rows of this one while those files are there.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], entry: IndexEntry, run: RunInfo | None
+        self,
+        path: str | os.PathLike[str],
+        entry: IndexEntry,
+        run: RunInfo | None,
+        sources: tuple[Source, ...] = (),
     ) -> None:
+        """`entry` counts the rows that `sources` have as rows of the capture."""
         self.file = os.fspath(path)
         """`path` as a string."""
         self.run = run
         self._entry = entry
-        self._held: ContainerReader | None = None
+        self._sources = sources
+        self._held: LinkedReader | None = None
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else f"incomplete: {self.incomplete_reason}"
@@ -181,7 +191,7 @@ class Capture:
 
     @property
     def complete(self) -> bool:
-        """Whether all T rows are here."""
+        """Whether all T rows can be had."""
         return self._entry.complete
 
     @property
@@ -190,7 +200,7 @@ class Capture:
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """The rows that were not captured, as [start, stop) pairs."""
+        """The rows that cannot be had, as [start, stop) pairs."""
         return list(self._entry.missing)
 
     @property
@@ -205,8 +215,15 @@ class Capture:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Everything the file says about itself."""
-        return dict(self._described[0])
+        """Everything the file says about itself, and `sources`: who has others of its rows.
+
+        Each source has `rid`, `file`, and `start` and `stop` of the rows. `complete`, `missing` and
+        `incomplete_reason` are about the rows in its own file here.
+        """
+        sources = [
+            {"rid": s.rid, "file": s.file, "start": s.start, "stop": s.stop} for s in self._sources
+        ]
+        return {**self._described[0], "sources": sources}
 
     @property
     def layer_ids(self) -> list[int]:
@@ -284,8 +301,11 @@ class Capture:
         with self._open() as reader:
             place = f"{self.file}: metadata"
             metadata = CaptureMetadata.from_object(reader.metadata, place)
+            elsewhere = [(source.start, source.stop) for source in self._sources]
             for name in _TOLD_BY_BOTH:
                 said, indexed = getattr(metadata, name), getattr(self._entry, name)
+                if name == "missing":
+                    said, indexed = union(said), union([*indexed, *elsewhere])
                 if said != indexed:
                     raise FormatError(
                         f"{place}: {name} is {said!r}, but the index says {indexed!r}; remove the "
@@ -294,7 +314,7 @@ class Capture:
             self._check_shapes(reader, metadata)
             return reader.metadata, metadata
 
-    def _check_shapes(self, reader: ContainerReader, metadata: CaptureMetadata) -> None:
+    def _check_shapes(self, reader: LinkedReader, metadata: CaptureMetadata) -> None:
         shape: tuple[int, ...] = (metadata.num_tokens, metadata.hidden_size)
         states = (metadata.dtype, shape)
         expected: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -319,16 +339,18 @@ class Capture:
 
     @contextmanager
     def held_open(self) -> Iterator[None]:
-        """Open the file once for all questions inside the ``with``, asked by one thread."""
-        with ContainerReader(self.file) as reader:
+        """Open the files once for all questions inside the ``with``, asked by one thread."""
+        with LinkedReader(self.file, self._sources) as reader:
             self._held = reader
             try:
                 yield
             finally:
                 self._held = None
 
-    def _open(self) -> AbstractContextManager[ContainerReader]:
-        return ContainerReader(self.file) if self._held is None else nullcontext(self._held)
+    def _open(self) -> AbstractContextManager[LinkedReader]:
+        if self._held is not None:
+            return nullcontext(self._held)
+        return LinkedReader(self.file, self._sources)
 
     def _rows(self, rows: Rows) -> tuple[int, int]:
         """`rows` as a [start, stop) pair of rows that were all captured."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from hs_capture.errors import StoreNotFoundError
-from hs_capture.format.catalog import RUN_FILE, is_there
+from hs_capture.followed_run import FollowedRun
+from hs_capture.format.catalog import RUN_FILE
 from hs_capture.format.index import IndexEntry
-from hs_capture.format.run import RunInfo
-from hs_capture.format.tail import IndexTail
 from hs_capture.store import Capture
 
 
@@ -20,6 +18,7 @@ def stream(
     path: str | os.PathLike[str],
     *,
     delete: bool = False,
+    keep_seconds: float = 0.0,
     incomplete: bool = False,
     idle_seconds: float | None = None,
     poll_seconds: float = 0.2,
@@ -28,12 +27,16 @@ def stream(
 
     `path` is a dump directory, which may be empty still, or one run in it. It goes on for ever,
     through the end of a server and the start of the next; with `idle_seconds` until nothing was
-    published for so long.
+    published for so long. A capture that has rows of one that is not published yet comes after it,
+    or after a minute.
 
     Args:
         path: where a server writes.
         delete: remove each file once the loop asks for the next capture, so that the one in hand is
-            never removed and a loop that is left keeps its last. Incomplete ones go too.
+            never removed and a loop that is left keeps its last. Incomplete ones go too. A file
+            that captures which are published and were not yielded yet have rows of stays for them.
+        keep_seconds: with `delete`, how long a file stays after it, or the last capture that has
+            rows of it, was asked for. A later request may have rows of it only while it is there.
         incomplete: yield incomplete captures as well; else they are passed over.
         idle_seconds: when to end.
         poll_seconds: how often to look.
@@ -45,59 +48,55 @@ def stream(
     folder = Path(path)
     if not folder.is_dir():
         raise StoreNotFoundError(f"{folder}: no such directory; give the server's dump directory")
-    return _follow(_Follower(folder), delete, incomplete, idle_seconds, poll_seconds)
+    follower = _Follower(folder, keep_seconds if delete else None)
+    return _follow(follower, incomplete, idle_seconds, poll_seconds)
 
 
 def _follow(
-    follower: _Follower,
-    delete: bool,
-    incomplete: bool,
-    idle_seconds: float | None,
-    poll_seconds: float,
+    follower: _Follower, incomplete: bool, idle_seconds: float | None, poll_seconds: float
 ) -> Iterator[Capture]:
     last = time.monotonic()
+    ends = False
     while True:
-        for capture in follower.new():
+        for run, entry, capture in follower.new(waits=not ends):
             if capture.complete or incomplete:
                 yield capture
-            if delete:
-                with suppress(FileNotFoundError):
-                    os.unlink(capture.file)
+            run.used(entry)
             last = time.monotonic()
-        if idle_seconds is not None and time.monotonic() - last >= idle_seconds:
+        idle = idle_seconds is not None and time.monotonic() - last >= idle_seconds
+        follower.sweep(ends=ends and idle)
+        if ends and idle:
             return
-        time.sleep(poll_seconds)
+        # Whatever still waits comes in one more round.
+        ends = idle
+        if not ends:
+            time.sleep(poll_seconds)
 
 
 class _Follower:
-    """The runs under a folder, and how far the index of each was read."""
+    """The runs under a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep_seconds: float | None) -> None:
         self._folder = folder
-        self._runs: dict[Path, RunInfo] = {}
-        self._tails: dict[Path, IndexTail] = {}
+        self._keep_seconds = keep_seconds
+        self._runs: dict[Path, FollowedRun] = {}
 
-    def new(self) -> Iterator[Capture]:
-        """The captures that were published since the last call, run by run."""
+    def new(self, *, waits: bool) -> Iterator[tuple[FollowedRun, IndexEntry, Capture]]:
+        """The captures that were published since the last call, run by run.
+
+        With `waits` those that have rows of a capture that is not published yet come later.
+        """
         self._look_for_runs()
-        for directory in sorted(self._runs, key=lambda folder: self._runs[folder].created):
-            for index in sorted(directory.glob("index-*.jsonl")):
-                tail = self._tails.setdefault(index, IndexTail(index))
-                for entry in tail.read():
-                    # None stands for a record that was given up; a file may be taken by others.
-                    if entry.file is None:
-                        continue
-                    path = os.path.join(directory, entry.file)
-                    if is_there(path):
-                        yield Capture(path, entry, self._run_of(directory, entry))
+        for run in sorted(self._runs.values(), key=lambda run: run.created):
+            for entry, capture in run.new(waits=waits):
+                yield run, entry, capture
 
-    def _run_of(self, directory: Path, entry: IndexEntry) -> RunInfo:
-        """The run, which gets the norm of changed weights while it goes on."""
-        if self._runs[directory].norm_of(entry.weights_version) is None:
-            self._runs[directory] = RunInfo.read(directory / RUN_FILE)
-        return self._runs[directory]
+    def sweep(self, *, ends: bool) -> None:
+        """Remove files whose time is over, and at the end all that were used."""
+        for run in self._runs.values():
+            run.sweep(ends=ends)
 
     def _look_for_runs(self) -> None:
         for file in (self._folder / RUN_FILE, *self._folder.glob(f"*/{RUN_FILE}")):
             if file.parent not in self._runs and file.exists():
-                self._runs[file.parent] = RunInfo.read(file)
+                self._runs[file.parent] = FollowedRun(file.parent, self._keep_seconds)

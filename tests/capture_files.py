@@ -113,9 +113,10 @@ def write_capture(
     indexed: bool = True,
     missing: Sequence[tuple[int, int]] = (),
     reason: str | None = None,
+    ids: Sequence[int] | None = None,
     **more: Any,
 ) -> IndexEntry:
-    """Publish one capture in a run directory; `streams` without "input_ids" get counted ones."""
+    """Publish one capture in a run directory, with counted token ids if no `ids` are given."""
     tokens = len(next(iter(streams.values())))
     metadata = replace(
         METADATA,
@@ -132,10 +133,13 @@ def write_capture(
     folder = run / f"{sequence // 1000:06d}"
     folder.mkdir(exist_ok=True)
     path = folder / f"{sequence:09d}-x.hsc"
-    ids = np.arange(tokens, dtype="<i8") + 100 * sequence
+    counted = np.arange(tokens, dtype="<i8") + 100 * sequence
     typed = {name: (metadata.dtype, values) for name, values in streams.items()}
     write_container(
-        path, {"input_ids": ("int64", ids), **typed}, metadata.to_object(), missing=missing
+        path,
+        {"input_ids": ("int64", counted if ids is None else np.asarray(ids, "<i8")), **typed},
+        metadata.to_object(),
+        missing=missing,
     )
     entry = describe(run, path.relative_to(run).as_posix())
     if indexed:

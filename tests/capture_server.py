@@ -95,7 +95,14 @@ class LatePlanes(HostCopier):
         """How long a copy takes; None for one that never arrives."""
         self._under_way: list[threading.Timer] = []
 
-    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
+    def copy(
+        self,
+        slot: Slot,
+        parts: Sequence[Rows],
+        tensors: Sequence[torch.Tensor],
+        whole: Sequence[torch.Tensor] = (),
+        at: int = 0,
+    ) -> None:
         rows = sum(part.stop - part.start for part in parts)
         staged = []
         for tensor in tensors:
@@ -107,6 +114,7 @@ class LatePlanes(HostCopier):
         def arrive() -> None:
             target = torch.frombuffer(slot.payload, dtype=torch.uint8)
             target[: len(arriving)].copy_(arriving)
+            super(LatePlanes, self).copy(slot, (), (), whole, at)
             self._region.words(slot.position % self._region.capacity)[EntryWord.READY] = 1
 
         if self.seconds is not None:
@@ -318,6 +326,6 @@ def assert_incomplete(
 def _of_run(metadata: CaptureMetadata) -> dict[str, object]:
     """The part of the metadata that is the same for every capture."""
     own = {"rid", "sequence", "num_tokens", "complete", "incomplete_reason", "missing"}
-    own |= {"weights_version", "lora"}
+    own |= {"key", "weights_version", "lora", "links"}
     fields = json.loads(json.dumps(asdict(metadata)))
     return {name: fields[name] for name in fields if name not in {*own, "captured_at"}}

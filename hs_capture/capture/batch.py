@@ -56,12 +56,24 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class CachedPrefix:
+    """The first `length` tokens of `request`, which the server had in its prefix cache."""
+
+    request: Request
+    place: int
+    """Which request of the batch it is."""
+    length: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """The wanted rows of one forward pass, in batch order."""
 
     rows: tuple[Rows, ...]
     total_rows: int
     """Rows of all requests together, wanted or not; a tensor may have padding beyond them."""
+    prefixes: tuple[CachedPrefix, ...] = ()
+    """What the requests that are new in this pass had in the cache."""
 
     def divided(self, by: Callable[[Rows], bool]) -> tuple[Batch, Batch]:
         """Return the batch without the rows for which `by` is true, and with them alone."""

@@ -28,8 +28,18 @@ class Copier(Protocol):
     largest_payload: int
     """Bytes that one `copy` takes at the most."""
 
-    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
-        """Copy `parts` of each of `tensors` to the start of the payload of `slot`."""
+    def copy(
+        self,
+        slot: Slot,
+        parts: Sequence[Rows],
+        tensors: Sequence[torch.Tensor],
+        whole: Sequence[torch.Tensor] = (),
+        at: int = 0,
+    ) -> None:
+        """Copy `parts` of each of `tensors` to the start of the payload of `slot`.
+
+        The tensors `whole` are copied as they are, back to back, from byte `at` of it on.
+        """
 
     def protect(self) -> None:
         """Keep the tensors of the last `copy` as they are until they were read.
@@ -48,7 +58,14 @@ class HostCopier:
         """A payload may fill the largest entry."""
         self.largest_payload = producer.largest_entry
 
-    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
+    def copy(
+        self,
+        slot: Slot,
+        parts: Sequence[Rows],
+        tensors: Sequence[torch.Tensor],
+        whole: Sequence[torch.Tensor] = (),
+        at: int = 0,
+    ) -> None:
         """See `Copier.copy`."""
         copies = list(runs(parts))
         rows = sum(count for _, _, count in copies)
@@ -60,6 +77,9 @@ class HostCopier:
             for row, source, count in copies:
                 target[row : row + count].copy_(tensor[source : source + count])
             offset += size
+        for tensor in whole:
+            slot.payload[at : at + tensor.nbytes] = tensor.contiguous().numpy().data.cast("B")
+            at += tensor.nbytes
 
     def protect(self) -> None:
         """Nothing is left to read when `copy` has returned."""
@@ -100,7 +120,14 @@ class DeviceCopier:
         self._split_pairs = split_pairs
         self._compile_kernel()
 
-    def copy(self, slot: Slot, parts: Sequence[Rows], tensors: Sequence[torch.Tensor]) -> None:
+    def copy(
+        self,
+        slot: Slot,
+        parts: Sequence[Rows],
+        tensors: Sequence[torch.Tensor],
+        whole: Sequence[torch.Tensor] = (),
+        at: int = 0,
+    ) -> None:
         """See `Copier.copy`. One stream does all copies in order, so one staging buffer serves."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -109,12 +136,21 @@ class DeviceCopier:
             entry = PAGE + slot.position % self._capacity
             payload = entry + slot.shape.payload_offset
             self._ring[payload : payload + size].copy_(self._staging[:size], non_blocking=True)
+            if whole:
+                self._copy_whole(whole, payload + at)
             ready = entry + 8 * EntryWord.READY
             self._ring[ready : ready + 8].view(torch.int64).copy_(self._ready, non_blocking=True)
 
     def protect(self) -> None:
         """See `Copier.protect`: the server's stream waits on the device, the thread does not."""
         torch.cuda.current_stream().wait_event(self._were_read)
+
+    def _copy_whole(self, tensors: Sequence[torch.Tensor], start: int) -> None:
+        """Copy tensors of one dtype to the ring from byte `start` of it on."""
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+        data = torch.cat([tensor.flatten() for tensor in tensors]).view(torch.uint8)
+        self._ring[start : start + len(data)].copy_(data, non_blocking=True)
 
     def _compile_kernel(self) -> None:
         """Have the kernel compiled now and not in the middle of the first request."""
@@ -127,7 +163,7 @@ class DeviceCopier:
         copies = list(runs(parts))
         rows = sum(count for _, _, count in copies)
         offset = 0
-        for tensor in tensors:
+        for tensor in tensors if rows else ():
             tensor.record_stream(self._stream)
             size = rows * tensor.shape[-1] * tensor.itemsize
             planes = self._staging[offset : offset + size].view(tensor.itemsize, rows, -1)

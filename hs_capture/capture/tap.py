@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,9 @@ class Tap:
         self._told: dict[int, tuple[int, Request]] = {}
         self._lost_before = 0
         self._owed: deque[Draft] = deque()
+        self.lineage: Mapping[int, torch.Tensor] = {}
+        """Whose rows the cached prefixes of the requests that are new in the pass at hand are:
+        int64 [prefix, 2] by key, see `capture.lineage`."""
 
     def capture(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Take the wanted rows of `tensors`, one [rows, width] tensor per stream.
@@ -174,16 +177,21 @@ class Tap:
 
     def _room(self, draft: Draft) -> int:
         """Return how many more rows fit into the entry that `draft` becomes."""
-        used = draft.rows * self._row_bytes + draft.id_bytes
+        used = draft.rows * self._row_bytes + draft.id_bytes + draft.lineage_bytes
         return (self._budget - used) // self._row_bytes
 
     def _open_in(self, draft: Draft, request: Request, tensors: Sequence[torch.Tensor]) -> Draft:
         """Open `request` in `draft`, or in the next one where its token ids do not fit."""
         if request.key in self._open:
             return draft
-        if self._room(draft) * self._row_bytes < request.input_ids.nbytes:
+        lineage = self.lineage.get(request.key) if tensors else None
+        needed = request.input_ids.nbytes + (0 if lineage is None else lineage.nbytes)
+        if self._room(draft) * self._row_bytes < needed:
             draft = self._send(draft, tensors)
-        draft.open(request)
+        if self._room(draft) * self._row_bytes < needed:
+            # The ring is small. The capture is incomplete, as it would be without lineage.
+            lineage = None
+        draft.open(request, lineage)
         return draft
 
     def _close_in(self, draft: Draft, rows: Rows) -> None:
@@ -204,15 +212,16 @@ class Tap:
             self._pay_owed()
             return Draft()
         message = draft.message().encode()
-        payload = draft.rows * self._row_bytes + draft.id_bytes
+        payload = draft.rows * self._row_bytes + draft.id_bytes + draft.lineage_bytes
         # A dead writer is best noticed before these rows are on their way: what they belong to can
         # still be opened anew.
         self._wake()
         slot = self._reserve(len(message), payload, waits=waits)
         if slot is not None:
-            if draft.rows:
+            if draft.rows or draft.lineage:
                 began = time.perf_counter_ns()
-                self._copier.copy(slot, draft.parts, tensors)
+                at = payload - draft.lineage_bytes
+                self._copier.copy(slot, draft.parts, tensors, list(draft.lineage.values()), at)
                 self._tally.taken(draft.rows, draft.rows * self._row_bytes, began)
             self._fill_ids(slot.payload, draft)
             self._remember(draft)
@@ -300,7 +309,8 @@ class Tap:
             payload[offset : offset + ids.nbytes] = ids.data.cast("B")
 
     def _publish(self, slot: Slot, draft: Draft, message: bytes) -> None:
-        arrives_later = draft.rows > 0 and self._copier.finishes_later
+        copied = draft.rows > 0 or bool(draft.lineage)
+        arrives_later = copied and self._copier.finishes_later
         self._producer.publish(slot, message, ready=not arrives_later)
         for request in draft.opened:
             # Of one that ended meanwhile the writer hears in this draft, soon, or never.

@@ -156,7 +156,7 @@ class OutputRun:
         self.info = RunInfo.from_json(described, str(theirs))
         if ours.exists():
             there = RunInfo.read(ours)
-            if replace(there, norms=self.info.norms) != self.info:
+            if replace(there, norms=self.info.norms, notes=self.info.notes) != self.info:
                 raise ConfigError(
                     f"{ours} is of another run than {theirs}, and both have the same name: give "
                     "another output directory"

@@ -15,12 +15,13 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hs_capture.errors import FormatError
 from hs_capture.format.container import ContainerReader
 from hs_capture.format.index import IndexEntry, read_index
+from hs_capture.format.links import Source, Sources
 from hs_capture.format.metadata import INPUT_IDS, CaptureMetadata
 from hs_capture.format.run import RunInfo
 
@@ -37,10 +38,18 @@ class Catalog:
     directory: Path
     run: RunInfo | None
     entries: tuple[IndexEntry, ...]
+    """Those with links as they are with the rows of the other captures that are there."""
+    sources: Sources
 
-    def path_of(self, entry: IndexEntry) -> str:
+    def path_of(self, entry: IndexEntry | Source) -> str:
         """Where the file of `entry` is."""
         return os.path.join(self.directory, str(entry.file))
+
+    def sources_of(self, entry: IndexEntry) -> tuple[Source, ...]:
+        """Which rows of `entry` are in other captures' files, with the paths of these."""
+        return tuple(
+            replace(source, file=self.path_of(source)) for source in self.sources.of(entry)
+        )
 
 
 def find_catalogs(path: Path) -> list[Catalog]:
@@ -60,7 +69,7 @@ def find_catalogs(path: Path) -> list[Catalog]:
     if loose:
         # Several runs may have been put together here, so only the time can order them.
         entries = sorted(_described(path, loose), key=lambda e: (e.published, e.sequence, e.file))
-        catalogs.append(Catalog(path, None, tuple(entries)))
+        catalogs.append(_catalog(path, None, entries, Sources.among(())))
     return sorted(catalogs, key=_age)
 
 
@@ -77,7 +86,14 @@ def _catalog_of_run(directory: Path) -> Catalog:
     entries += _described(directory, (file for file in files if file not in indexed))
     # Last, because it grows before a capture with changed weights is published.
     run = RunInfo.read(directory / RUN_FILE)
-    return Catalog(directory, run, tuple(sorted(entries, key=lambda e: (e.sequence, e.file))))
+    entries.sort(key=lambda e: (e.sequence, e.file))
+    return _catalog(directory, run, entries, Sources.among(entries))
+
+
+def _catalog(
+    directory: Path, run: RunInfo | None, entries: Iterable[IndexEntry], sources: Sources
+) -> Catalog:
+    return Catalog(directory, run, tuple(map(sources.resolved, entries)), sources)
 
 
 def capture_files(directory: Path) -> Iterator[str]:
@@ -125,6 +141,7 @@ def describe(directory: Path, file: str) -> IndexEntry:
             key=metadata.key,
             weights_version=metadata.weights_version,
             lora=metadata.lora,
+            links=metadata.links,
         )
 
 

@@ -24,8 +24,8 @@ SERVER_COUNTERS = {
 
 WRITER_COUNTERS = {
     "captures": "captures published",
-    "complete": "those of them that have every row",
-    "incomplete": "those of them that lack rows",
+    "complete": "those of them whose file has every row",
+    "incomplete": "those of them whose file lacks rows, which others may have",
     "lost": "requests given up without a file",
     "tokens": "rows published",
     "raw_bytes": "bytes of these rows before compression",

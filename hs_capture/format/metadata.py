@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hs_capture.format.links import Link
 from hs_capture.format.record import Record
 from hs_capture.format.run import LAYER_CONVENTION
 
@@ -25,7 +26,8 @@ class CaptureMetadata(Record):
     stream holds, as [start, stop) pairs. `final` names the final states that are stored:
     "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds, `key` the number by
     which the server knew the request, None where it was not written yet. `weights_version` counts
-    how often the server's weights had been changed, `lora` names the adapter asked for.
+    how often the server's weights had been changed, `lora` names the adapter asked for. `links`
+    says whose rows some of the missing ones are, as (start, stop, key); see `format.links`.
     """
 
     rid: str
@@ -48,3 +50,4 @@ class CaptureMetadata(Record):
     layer_convention: str = LAYER_CONVENTION
     weights_version: int = 0
     lora: str | None = None
+    links: tuple[Link, ...] = ()

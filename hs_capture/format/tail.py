@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hs_capture.format.index import IndexEntry
+from hs_capture.format.index import IndexEntry, parse_line
 
 
 class IndexTail:
@@ -15,6 +15,8 @@ class IndexTail:
         self.path = path
         self._offset = 0
         self._lines = 0
+        self.line_at = 0
+        """Where in the file the line of the last entry begins."""
 
     def read(self) -> Iterator[IndexEntry]:
         """The entries that were added since they were last read here.
@@ -31,6 +33,13 @@ class IndexTail:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
+                self.line_at = self._offset
                 self._offset += len(line)
                 self._lines += 1
-                yield IndexEntry.from_json(line, f"{self.path}: line {self._lines}")
+                yield parse_line(line, f"{self.path}: line {self._lines}")
+
+    def entry_at(self, offset: int) -> IndexEntry:
+        """The entry in the line that begins at `offset`; it was read before."""
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            return parse_line(file.readline(), f"{self.path}: byte {offset}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hs_capture.hooks.cache_contract import BATCH, CACHE_CONTRACT, RUNNER, SCHEDULE, server_args
 from hs_capture.hooks.families import LAYER_MARK, Family
 from hs_capture.hooks.source import (
     Attributes,
@@ -17,15 +18,11 @@ from hs_capture.hooks.source import (
     Part,
     Plain,
     Source,
-    Spread,
     Where,
 )
 
 DEEPSEEK = "srt/models/deepseek_v2.py"
 LOGITS = "srt/layers/logits_processor.py"
-RUNNER = "srt/model_executor/model_runner.py"
-BATCH = "srt/model_executor/forward_batch_info.py"
-SCHEDULE = "srt/managers/schedule_batch.py"
 CONTEXT = "srt/runtime_context.py"
 RANKS = "srt/distributed/parallel_state.py"
 DP = "srt/layers/dp_attention.py"
@@ -34,13 +31,6 @@ MESSAGES = "srt/managers/io_struct.py"
 UPDATER = "srt/managers/scheduler_components/weight_updater.py"
 OLD_UPDATER = "srt/managers/scheduler_update_weights_mixin.py"
 LORA = "srt/lora/lora_manager.py"
-
-SERVER_ARGS_FILES = ("srt/server_args.py", "srt/arg_groups/fields/*.py")
-"""Where the fields of ServerArgs are: in the class, or in groups from 0.5.20 on."""
-
-
-def _server_args(*names: str) -> Spread:
-    return Spread("ServerArgs", SERVER_ARGS_FILES, names)
 
 
 def _updates(file: str, owner: str, *names: str) -> tuple[Part, ...]:
@@ -171,6 +161,7 @@ CONTRACT: tuple[Part, ...] = (
     Attributes(RUNNER, "ModelRunner", ("lora_manager",)),
     Attributes(LORA, "LoRAManager", ("lora_refs",)),
     Attributes("srt/lora/lora_registry.py", "LoRARef", ("lora_name",)),
+    *CACHE_CONTRACT,
     # hooks/weights.py
     OneOf(
         "changes of weights",
@@ -231,10 +222,10 @@ CONTRACT: tuple[Part, ...] = (
                 Attributes(GRAPHS, "Phase", ("PREFILL",)),
                 Attributes(GRAPHS, "Backend", ("TC_PIECEWISE",)),
             ),
-            (_server_args("disable_piecewise_cuda_graph"),),
+            (server_args("disable_piecewise_cuda_graph"),),
         ),
     ),
-    _server_args(
+    server_args(
         "tp_size",
         "enable_two_batch_overlap",
         "enable_attn_tp_input_scattered",
@@ -246,16 +237,16 @@ CONTRACT: tuple[Part, ...] = (
     ),
     OneOf(
         "context parallelism",
-        ((_server_args("enable_prefill_cp"),), (_server_args("enable_prefill_context_parallel"),)),
+        ((server_args("enable_prefill_cp"),), (server_args("enable_prefill_context_parallel"),)),
     ),
     # Options that came later, each known by something else that came with it.
     Where(
         Function("srt/layers/layernorm_sp.py", "layernorm_sp_enabled"),
-        (_server_args("enable_layernorm_sp"),),
+        (server_args("enable_layernorm_sp"),),
     ),
     Where(
         Function(DEEPSEEK, "DeepseekV2Model.forward", contains=("hidden_states + residual",)),
-        (_server_args("enable_flashinfer_allreduce_fusion", "enable_aiter_allreduce_fusion"),),
+        (server_args("enable_flashinfer_allreduce_fusion", "enable_aiter_allreduce_fusion"),),
     ),
 )
 

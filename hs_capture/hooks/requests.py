@@ -8,11 +8,12 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hs_capture.capture.batch import Batch, Request, batch_of
+from hs_capture.capture.batch import Batch, CachedPrefix, Request, batch_of
 from hs_capture.hooks.compat import HEALTH_CHECK_PREFIX, PREFILL_MODES, extents
 from hs_capture.hooks.served_weights import ServedWeights
 from hs_capture.settings import VERIFY_RIDS
@@ -52,9 +53,15 @@ class RequestBook:
         """
         if schedule_batch.forward_mode.name not in PREFILL_MODES:
             return Batch((), 0)
-        return batch_of(
-            (self._request(req), prefix, extend) for req, prefix, extend in extents(schedule_batch)
-        )
+        rows: list[tuple[Request | None, int, int]] = []
+        prefixes: list[CachedPrefix] = []
+        for place, (req, prefix, extend) in enumerate(extents(schedule_batch)):
+            is_new = req not in self._known
+            request = self._request(req)
+            rows.append((request, prefix, extend))
+            if is_new and request is not None and prefix:
+                prefixes.append(CachedPrefix(request, place, prefix))
+        return replace(batch_of(rows), prefixes=tuple(prefixes))
 
     def take_gone(self) -> list[int]:
         """Return the keys of requests that left the server since the last call."""

@@ -12,7 +12,7 @@ from hs_capture.format.run import NormWeight, RunInfo
 
 
 class RunFile:
-    """Keeps run.json, which gets one more norm with each change of the weights."""
+    """Keeps run.json, which gets one more norm with each change of the weights, and notes."""
 
     def __init__(self, path: Path, mode: int, info: RunInfo) -> None:
         """Write `info` to `path`.
@@ -33,6 +33,15 @@ class RunFile:
         """
         norms = {**self._info.norms, str(weights_version): norm}
         self._info = replace(self._info, norms=norms)
+        self._write()
+
+    def add_note(self, text: str) -> None:
+        """Write one more thing that a user should know about this run.
+
+        Raises:
+            OSError: it could not be written; the next change that can be brings it too.
+        """
+        self._info = replace(self._info, notes=(*self._info.notes, text))
         self._write()
 
     def _write(self) -> None:

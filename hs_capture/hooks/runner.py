@@ -92,6 +92,9 @@ def around_forward(wrapped: Callable[..., Any], instance: Any, args: Args, kwarg
     with _guard("announcing a batch"):
         forward_batch = args[0] if args else kwargs["forward_batch"]
         session.begin(getattr(forward_batch, BATCH_ATTRIBUTE, None))
+    # Apart from the above, which may fail: no pass may write to the KV cache unseen.
+    with _guard("following the KV cache"):
+        session.follow(args[0] if args else kwargs["forward_batch"])
     try:
         return wrapped(*args, **kwargs)
     finally:

@@ -28,6 +28,7 @@ from hs_capture.hooks.compat import Ranks
 from hs_capture.hooks.families import without_others
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.installed import wrapped
+from hs_capture.hooks.lineage import Lineage, obstacle
 from hs_capture.hooks.model import Attachment
 from hs_capture.hooks.requests import RequestBook
 from hs_capture.hooks.run_file import RunFile, norm_weight
@@ -83,6 +84,7 @@ class Session:
         # A trainer may send a model in hundreds of pieces, each a change of its own. So a norm is
         # written when there are rows to read with it.
         self._norm_is_new = False
+        self._lineage: Lineage | None = None
         self._tap: Tap | None = None
         self._producer: Producer | None = None
         if plan.ranks.holds_full_rows:
@@ -92,6 +94,9 @@ class Session:
 
     def snapshot(self, schedule_batch: Any) -> Batch:
         """Return whose rows the forward pass being prepared computes."""
+        if self._lineage is not None:
+            with self._guard("looking at the prefix cache"):
+                self._lineage.judge(schedule_batch)
         return self._book.snapshot(schedule_batch)
 
     def begin_weights_change(self) -> None:
@@ -123,6 +128,8 @@ class Session:
                 self._norm_is_new = False
 
     def _break_off(self) -> None:
+        if self._lineage is not None:
+            self._lineage.forget()
         if self._tap is not None:
             self._tap.break_off(WEIGHTS_CHANGED)
 
@@ -142,6 +149,12 @@ class Session:
                 self._tap.forget(gone)
         if batch is not None and batch.rows and self._norm_is_new:
             self._write_norm()
+
+    def follow(self, forward_batch: Any) -> None:
+        """Say which slots of the KV cache the batch writes, after `begin`."""
+        if self._tap is not None and self._lineage is not None:
+            self._tap.lineage = {}
+            self._tap.lineage = self._lineage.follow(forward_batch, self._batch)
 
     def end(self) -> None:
         """Say that the batch has run. Wanted rows that did not come by are recorded as lost."""
@@ -189,7 +202,7 @@ class Session:
         self._final = plan.settings.final
         dtype = str(self.runner.model_config.dtype).removeprefix("torch.")
         remove_leftovers(plan.dump_dir.path)
-        run_dir, info = _create_run(plan, self._attachment, dtype)
+        run_dir, info = _create_run(plan, self._attachment, dtype, self.runner.server_args)
         self._run_file = RunFile(run_dir / "run.json", plan.dump_dir.file_mode, info)
         self._producer = Producer(plan.settings.buffer)
         copier = _copier(self._producer, self._attachment.model.norm.weight.device)
@@ -204,6 +217,7 @@ class Session:
             longest_prompt=self.runner.model_config.context_len,
         )
         launcher.start()
+        self._lineage = Lineage(self.runner, self._note)
         self._guard.tell = self._tell_error
         if plan.metrics_name is not None:
             with self._guard("registering metrics"):
@@ -217,6 +231,11 @@ class Session:
             "+".join(info.final) or "none",
             run_dir,
         )
+
+    def _note(self, text: str) -> None:
+        logger.warning("hs-capture: %s", text)
+        if self._run_file is not None:
+            self._run_file.add_note(text)
 
     def _tell_error(self, text: str, loud: bool) -> None:
         self._producer_count("hook_errors")
@@ -253,9 +272,12 @@ def _writer_config(plan: Plan, info: RunInfo, run_dir: Path, copier: Copier) -> 
     )
 
 
-def _create_run(plan: Plan, attachment: Attachment, dtype: str) -> tuple[Path, RunInfo]:
+def _create_run(
+    plan: Plan, attachment: Attachment, dtype: str, server_args: Any
+) -> tuple[Path, RunInfo]:
     """Create the run's directory, and describe the run."""
     causal_lm, config = attachment.causal_lm, attachment.causal_lm.config
+    unlinked = obstacle(server_args)
     now = time.time()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     run_id = f"{stamp}-{os.getpid()}-{secrets.token_hex(2)}"
@@ -285,7 +307,7 @@ def _create_run(plan: Plan, attachment: Attachment, dtype: str) -> tuple[Path, R
         final=plan.settings.final,
         ranks={"tp": plan.ranks.tp, "pp": plan.ranks.pp, "dp": plan.ranks.dp},
         norm=norm_weight(attachment.model.norm),
-        notes=plan.notes,
+        notes=plan.notes + ((unlinked,) if unlinked is not None else ()),
     )
     run_dir = plan.dump_dir.path / run_id
     run_dir.mkdir(mode=plan.dump_dir.directory_mode)

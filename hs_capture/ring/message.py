@@ -2,7 +2,9 @@
 
 One message describes one forward pass of the model, or a part of one that was too large for a
 single entry. The payload holds, for each stream in order, the rows of all segments back to back,
-and then the token ids of all opened records.
+then the token ids of all opened records, and then the lineage of their cached prefixes: two int64 a
+token, (key << 32 | position) of the row that was computed into its slot of the KV cache, -1 where
+that is not known, and the token id that it was computed from.
 
 The parts of a message are not frozen: the scheduler's thread makes hundreds of them a pass, and
 making a frozen one takes three times as long. Nobody changes them.
@@ -35,6 +37,8 @@ class Opened:
     cached_tokens: int
     weights_version: int = 0
     lora: str | None = None
+    lineage: int = 0
+    """Of how many tokens of its prefix the lineage is in the payload, from the first on."""
 
 
 @dataclass

@@ -169,9 +169,13 @@ def _attachment(run: Run) -> Check:
 def _captured(run: Run) -> str:
     counters = run.counters
     text = count_text(counters["captures"], "capture")
-    if counters["incomplete"]:
+    # The status file may be a second older than the index.
+    incomplete = max(counters["incomplete"] - run.linked, 0)
+    if run.linked:
+        text += f" ({run.linked:,} with rows of others)"
+    if incomplete:
         reasons = ", ".join(f"{n} {reason}" for reason, n in run.incomplete_reasons.most_common())
-        text += f" ({counters['incomplete']:,} incomplete{': ' if reasons else ''}{reasons})"
+        text += f" ({incomplete:,} incomplete{': ' if reasons else ''}{reasons})"
     text += f", {count_text(counters['tokens'], 'token')}, {size_text(counters['raw_bytes'])}"
     text += f" stored in {size_text(counters['stored_bytes'])}"
     if counters["open_records"] and run.live:

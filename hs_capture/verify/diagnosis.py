@@ -257,6 +257,7 @@ def _run_object(examination: Examination) -> dict[str, Any]:
         "notes": list(info.notes),
         "counters": dict(run.counters),
         "incomplete_reasons": dict(run.incomplete_reasons),
+        "linked": run.linked,
         "heartbeat_age": run.heartbeat_age,
         "last_capture": run.last_capture,
         "last_error": run.last_error,

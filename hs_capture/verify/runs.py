@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from hs_capture.errors import FormatError
 from hs_capture.format.index import read_index
+from hs_capture.format.links import Sources
 from hs_capture.format.run import Refusal, RunInfo, Status
 from hs_capture.verify.processes import started_at
 
@@ -29,7 +30,8 @@ _CLOCK_SLACK = 2.0
 class Run:
     """One run directory. Times are Unix seconds.
 
-    `counters` are summed over the ranks, `incomplete_reasons` counts the index by reason.
+    `counters` are summed over the ranks, `incomplete_reasons` counts the index by reason. Of those
+    whose file lacks rows, `linked` have all of them in the files of others.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class Run:
     statuses: tuple[Status, ...]
     counters: Counter[str]
     incomplete_reasons: Counter[str]
+    linked: int
     read_at: float
     server_alive: bool
 
@@ -145,5 +148,9 @@ def _read_run(path: Path, damage: list[str]) -> Run | None:
     started = started_at(info.server_pid)
     # A process that started after the run is another one that got the same number.
     alive = started is not None and started <= info.created + _CLOCK_SLACK
-    reasons = Counter(e.incomplete_reason for e in entries if e.file and e.incomplete_reason)
-    return Run(path, info, statuses, counters, reasons, time.time(), alive)
+    incomplete = [e for e in entries if e.file and e.incomplete_reason]
+    sources = Sources.among([entry for entry in entries if entry.file])
+    told = [sources.resolved(entry).incomplete_reason for entry in incomplete]
+    reasons = Counter(reason for reason in told if reason is not None)
+    linked = told.count(None)
+    return Run(path, info, statuses, counters, reasons, linked, time.time(), alive)

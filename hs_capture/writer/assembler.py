@@ -19,6 +19,7 @@ from hs_capture.ring.consumer import Consumer, Entry
 from hs_capture.ring.message import Closed, Lost, Opened, Segment, StreamSpec
 from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.leftovers import OPEN_FOLDER
+from hs_capture.writer.lineage import LINEAGE_BYTES, links_of
 from hs_capture.writer.publisher import Publisher
 from hs_capture.writer.record import Record
 
@@ -122,11 +123,14 @@ class Assembler:
         """Do what `entry` says. Its payload is released when the last block of it is stored."""
         message = entry.message
         ids_at = message.rows * self._row_bytes
+        lineage_at = ids_at + sum(o.num_tokens for o in message.opened) * TOKEN_ID_BYTES
         blocks: list[Block] = []
         for opened in message.opened:
             end = ids_at + opened.num_tokens * TOKEN_ID_BYTES
-            blocks += self._open_record(opened, entry.payload[ids_at:end])
-            ids_at = end
+            lineage_end = lineage_at + opened.lineage * LINEAGE_BYTES
+            lineage = entry.payload[lineage_at:lineage_end]
+            blocks += self._open_record(opened, entry.payload[ids_at:end], lineage)
+            ids_at, lineage_at = end, lineage_end
         for segment in message.segments:
             blocks += self._take_segment(entry, segment)
         self._submit(entry, blocks)
@@ -183,7 +187,7 @@ class Assembler:
         """
         return key in self._open or key in self._publisher.told
 
-    def _open_record(self, opened: Opened, ids: memoryview) -> Iterator[Block]:
+    def _open_record(self, opened: Opened, ids: memoryview, lineage: memoryview) -> Iterator[Block]:
         if self._is_known(opened.key):
             return
         path = os.path.join(self._folder, f"{self._config.rank}-{opened.key}.part")
@@ -192,6 +196,8 @@ class Assembler:
             width = None if stream is INPUT_IDS else stream.width
             container.declare(stream.name, stream.dtype, width)
         record = Record(opened, container)
+        if opened.lineage:
+            record.origins = links_of(lineage, ids, opened.key)
         self._open[opened.key] = record
         yield Block(record, INPUT_IDS, 0, opened.num_tokens, (ids,))
 

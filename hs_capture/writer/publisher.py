@@ -85,7 +85,7 @@ class Publisher:
             os.mkdir(os.path.join(self.run_dir, folder), self._folder_mode)
         file = f"{folder}/{sequence:09d}-{safe_name(record.request.rid)}.hsc"
         now = time.time()
-        missing = record.missing
+        missing, links = record.missing, record.links
         entry = IndexEntry(
             sequence=sequence,
             file=file,
@@ -108,6 +108,7 @@ class Publisher:
                     "key": record.request.key,
                     "weights_version": record.request.weights_version,
                     "lora": record.request.lora,
+                    "links": links,
                     **self._config.metadata,
                 },
                 rows=record.request.num_tokens,
@@ -116,6 +117,7 @@ class Publisher:
             key=record.request.key,
             weights_version=record.request.weights_version,
             lora=record.request.lora,
+            links=links,
         )
         try:
             os.rename(record.path, os.path.join(self.run_dir, file))

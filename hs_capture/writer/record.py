@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from hs_capture.format.container import ContainerWriter
+from hs_capture.format.links import Link
 from hs_capture.intervals import Interval, length, subtract, union
 from hs_capture.ring.consumer import Entry
 from hs_capture.ring.message import Lost, Opened
@@ -29,6 +30,8 @@ class Record:
     end_reason: str | None = None
     closing_entry: Entry | None = None
     """The entry of the ring that closed this record."""
+    origins: tuple[Link, ...] = ()
+    """Whose rows those of its cached prefix are."""
     failure: str | None = None
     """Why this record cannot become a file at all (an error while it was written)."""
 
@@ -41,6 +44,17 @@ class Record:
     def missing(self) -> list[Interval]:
         """Token positions of the prompt that were not captured."""
         return subtract((0, self.request.num_tokens), self.covered)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Whose rows those that were not captured are."""
+        missing = self.missing
+        return tuple(
+            (max(a, start), min(b, stop), key)
+            for start, stop, key in self.origins
+            for a, b in missing
+            if a < stop and start < b
+        )
 
     @property
     def rows(self) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from harness.reference import Reference
 from hs_capture import Capture, NotCapturedError
+from hs_capture.intervals import subtract, union
 
 # float32 sums in another order than transformers', through eight layers.
 TOLERANCE = 1e-5
@@ -68,23 +69,35 @@ def assert_exact(
     assert not wrong, f"rid {capture.rid!r}: {wrong}"
 
 
-def assert_cached(
+def assert_linked(
     capture: Capture,
     prompt: Sequence[int],
     reference: Reference,
     layer_ids: Sequence[int],
-    cached: int,
+    sources: Sequence[tuple[int, int, str]],
+    missing: Sequence[tuple[int, int]] = (),
 ) -> None:
-    """Assert that a capture lacks the first ``cached`` rows, says so, and has all others right."""
-    if cached == 0:
+    """Assert that a capture has rows [start, stop) in the files of these rids, and all are right.
+
+    Rows that are ``missing`` were in the cache and are nobody's; all others are in its own file.
+    """
+    metadata = capture.metadata
+    assert [(s["start"], s["stop"], s["rid"]) for s in metadata["sources"]] == list(sources)
+    not_own = union([*((start, stop) for start, stop, _ in sources), *missing])
+    assert metadata["missing"] == [list(rows) for rows in not_own]
+    assert metadata["complete"] == (not not_own)
+    if not missing:
         assert_exact(capture, prompt, reference, layer_ids)
         return
-    assert not capture.complete
-    assert capture.incomplete_reason == "prefix_cache"
-    assert capture.missing == [(0, cached)]
+    assert (capture.complete, capture.incomplete_reason) == (False, "prefix_cache")
+    assert capture.missing == list(missing)
     assert capture.num_tokens == len(prompt)
     assert capture.layer_ids == list(layer_ids)
-    found = errors(capture, prompt, reference, rows=(cached, len(prompt)))
-    assert max(found.values()) <= TOLERANCE, f"rid {capture.rid!r}: {found}"
-    with pytest.raises(NotCapturedError, match="prefix_cache"):
-        capture.aux_hidden_states(rows=(cached - 1, len(prompt)))
+    for rows in subtract((0, len(prompt)), missing):
+        found = errors(capture, prompt, reference, rows=rows)
+        assert max(found.values()) <= TOLERANCE, f"rid {capture.rid!r}, rows {rows}: {found}"
+    for start, stop in missing:
+        with pytest.raises(NotCapturedError, match="prefix_cache"):
+            capture.aux_hidden_states(rows=(stop - 1, min(stop + 1, len(prompt))))
+        with pytest.raises(NotCapturedError, match="prefix_cache"):
+            capture.aux_hidden_states(rows=(max(start - 1, 0), start + 1))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.captures import run_info, status, wait_for, wait_until
 from harness.client import generate, generate_batch
-from harness.compare import assert_exact, errors
+from harness.compare import assert_exact, assert_linked, errors
 from harness.launching import Spawner
 from harness.prompts import prompt
 from harness.reference import Reference
@@ -97,9 +97,8 @@ def compare(
         for name, error in errors(store[rid], tokens, reference).items():
             worst[name] = max(worst[name], error)
     assert answer["meta_info"]["cached_tokens"] == CACHED
-    capture = store["hit"]
-    assert (capture.incomplete_reason, capture.missing) == ("prefix_cache", [(0, CACHED)])
-    for name, error in errors(capture, hit, reference, rows=(CACHED, len(hit))).items():
+    assert_linked(store["hit"], hit, reference, release.layers, [(0, CACHED, "first")])
+    for name, error in errors(store["hit"], hit, reference).items():
         worst[name] = max(worst[name], error)
     return Outcome(
         errors=dict(worst),

@@ -15,7 +15,7 @@ from PIL import Image
 
 from harness.captures import status, wait_for
 from harness.client import generate
-from harness.compare import assert_cached, assert_exact
+from harness.compare import assert_exact, assert_linked
 from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.reference import Reference
@@ -99,9 +99,20 @@ def test_another_image_is_another_prompt(seeing: Seeing) -> None:
     store = wait_for(seeing.dump_dir, ["first", "second"])
     reference = seeing.reference
     assert_exact(store["first"], tokens, reference.seeing(IMAGE_TOKEN, first), LAYERS)
-    cached = len(before)
     seen = reference.seeing(IMAGE_TOKEN, second)
-    assert_cached(store["second"], tokens, seen, LAYERS, cached)
+    assert_linked(store["second"], tokens, seen, LAYERS, [(0, len(before), "first")])
+
+
+def test_the_same_image_again_has_its_rows(seeing: Seeing) -> None:
+    """Its places in the prompt are compared by the ids that a trainer expects, and are the same."""
+    before, after = prompt(31, 6), prompt(32, 7)
+    sent = [*before, IMAGE_TOKEN, *after]
+    tokens = [*before, *[IMAGE_TOKEN] * 4, *after]
+    rows = seeing.send("seen", sent, [image(5, 2, 2)])
+    generate(seeing.server.url, sent, "again", image_data=[image(5, 2, 2)])
+    store = wait_for(seeing.dump_dir, ["seen", "again"])
+    seen = seeing.reference.seeing(IMAGE_TOKEN, rows)
+    assert_linked(store["again"], tokens, seen, LAYERS, [(0, len(tokens) - 1, "seen")])
 
 
 def test_prompts_without_images_are_exact(seeing: Seeing) -> None:

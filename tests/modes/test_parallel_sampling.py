@@ -10,7 +10,7 @@ import pytest
 
 from harness.captures import wait_for, wait_until
 from harness.client import post
-from harness.compare import assert_cached, assert_exact
+from harness.compare import assert_exact, assert_linked
 from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.reference import Reference
@@ -44,19 +44,22 @@ def found(dump_dir: Path, tokens: list[int], count: int) -> list[Capture]:
 def test_a_prompt_with_two_answers_is_found_by_its_tokens(
     server: Server, dump_dir: Path, reference: Reference
 ) -> None:
-    """The whole prompt is one capture; each answer has another, of the last token alone."""
+    """Each is a capture: the whole prompt, and each answer's, with a row of the last token alone.
+
+    All other rows are those of the first.
+    """
     tokens = prompt(1, 45)
     answers = sample(server, tokens, "user", 2)
     whole, *others = found(dump_dir, tokens, 3)
     assert_exact(whole, tokens, reference, LAYERS)
     assert len(others) == 2
     for capture in others:
-        assert_cached(capture, tokens, reference, LAYERS, 44)
+        assert_linked(capture, tokens, reference, LAYERS, [(0, 44, whole.rid)])
     # The rids of the answers are known to the user, the one of the whole prompt is not.
     assert {c.rid for c in others} == {answer["meta_info"]["id"] for answer in answers}
     assert not [rid for rid in open_store(dump_dir).rids() if rid.startswith("user")]
     ids = open_store(dump_dir)[answers[0]["meta_info"]["id"]].input_ids
-    assert [c.rid for c in open_store(dump_dir).find(ids) if c.complete] == [whole.rid]
+    assert {c.rid for c in open_store(dump_dir).find(ids)} == {whole.rid, *(c.rid for c in others)}
 
 
 def test_a_batch_of_prompts_with_three_answers_each(
@@ -70,4 +73,5 @@ def test_a_batch_of_prompts_with_three_answers_each(
         assert_exact(whole, tokens, reference, LAYERS)
         assert len(others) == 3
         for capture in others:
-            assert_cached(capture, tokens, reference, LAYERS, len(tokens) - 1)
+            cached = [(0, len(tokens) - 1, whole.rid)] if len(tokens) > 1 else []
+            assert_linked(capture, tokens, reference, LAYERS, cached)

@@ -148,6 +148,25 @@ def test_what_follows_on_a_cache_of_other_weights_is_not_captured(
     assert captured(server, dump_dir, other_reference, tokens).weights_version == version + 2
 
 
+def test_a_cached_prefix_is_of_the_weights_that_serve(
+    server: Server,
+    dump_dir: Path,
+    other_model: Path,
+    version: int,
+    reference: Reference,
+    other_reference: Reference,
+) -> None:
+    """Rows in slots that were computed with earlier weights are nobody's, others are found."""
+    tokens = prompt(next(NUMBERS), 40)
+    captured(server, dump_dir, reference, tokens)
+    update(server, other_model)
+    computed = captured(server, dump_dir, other_reference, tokens)
+    assert computed.metadata["sources"] == []
+    hit = captured(server, dump_dir, other_reference, tokens)
+    assert hit.weights_version == version + 1
+    assert [source["rid"] for source in hit.metadata["sources"]] == [computed.rid]
+
+
 def test_weights_that_come_as_tensors(
     server: Server, dump_dir: Path, other_model: Path, version: int, other_reference: Reference
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,22 @@ ENTRY = IndexEntry(
     key=3,
     weights_version=2,
     lora="tuned",
+    links=((0, 2, 1),),
+)
+LINKED = IndexEntry(
+    sequence=9,
+    file="000000/000000009-r.hsc",
+    rid="r",
+    num_tokens=10,
+    rows=6,
+    complete=False,
+    incomplete_reason="prefix_cache",
+    missing=((0, 4),),
+    raw_bytes=1000,
+    stored_bytes=700,
+    published=1001.5,
+    key=4,
+    links=((0, 2, 1), (2, 3, 3)),
 )
 LOST = IndexEntry(8, None, "s", 4, 0, False, "dropped", ((0, 4),), 0, 0, 1002.0)
 
@@ -38,8 +56,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_entries_come_back_in_order(path: Path) -> None:
-    path.write_bytes(append_line(ENTRY) + append_line(LOST))
-    assert read_index(path) == [ENTRY, LOST]
+    path.write_bytes(append_line(ENTRY) + append_line(LOST) + append_line(LINKED))
+    assert read_index(path) == [ENTRY, LOST, LINKED]
 
 
 def test_a_line_is_plain_json(path: Path) -> None:
@@ -58,15 +76,66 @@ def test_a_line_is_plain_json(path: Path) -> None:
         "key": 3,
         "weights_version": 2,
         "lora": "tuned",
+        "links": [[0, 2, 1]],
     }
 
 
 def test_a_line_of_an_earlier_release_has_no_key_and_is_of_the_first_weights() -> None:
     fields = json.loads(append_line(LOST))
-    del fields["key"], fields["weights_version"], fields["lora"]
+    del fields["key"], fields["weights_version"], fields["lora"], fields["links"]
     entry = IndexEntry.from_json(json.dumps(fields).encode(), "line")
     assert entry == LOST
-    assert (entry.key, entry.weights_version, entry.lora) == (None, 0, None)
+    assert (entry.key, entry.weights_version, entry.lora, entry.links) == (None, 0, None, ())
+
+
+WHOLE = replace(
+    ENTRY, rows=10, complete=True, incomplete_reason=None, missing=(), lora=None, links=()
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        append_line(WHOLE),
+        append_line(WHOLE).replace(b',"links":[]', b""),
+        append_line(LINKED),
+    ],
+    ids=["complete", "complete-without-links", "linked"],
+)
+def test_usual_lines_are_read_the_fast_way(
+    path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
+    """Complete captures, also of releases that knew no links, and captures with links."""
+    expected = IndexEntry.from_json(line, "line")
+    path.write_bytes(line)
+
+    def slow(*_: object) -> None:
+        raise AssertionError("read the slow way")
+
+    monkeypatch.setattr(IndexEntry, "from_json", slow)
+    (read,) = read_index(path)
+    assert read == expected
+    assert hash(read) == hash(expected)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "message"),
+    [
+        (b"[2,3,3]", b"[2,3]", "line 1: field 'links': expected 3 values, found 2"),
+        (b"[2,3,3]", b"[2,3,3.0]", "line 1: field 'links': expected int, found 3.0"),
+        (b"[2,3,3]", b"[2,3,true]", "line 1: field 'links': expected int, found True"),
+        (b"[2,3,3]", b"7", "line 1: field 'links': expected an array, found 7"),
+        (b"[[0,4]]", b"[[0,null]]", "line 1: field 'missing': expected int, found null"),
+    ],
+)
+def test_a_broken_line_with_links_is_named(
+    path: Path, was: bytes, now: bytes, message: str
+) -> None:
+    line = append_line(LINKED)
+    assert was in line
+    path.write_bytes(line.replace(was, now))
+    with pytest.raises(FormatError, match=re.escape(message)):
+        read_index(path)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

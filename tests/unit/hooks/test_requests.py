@@ -247,3 +247,15 @@ def test_a_request_mixes_weights_on_a_stale_cache_and_in_the_middle_of_a_change(
     assert not mixes(0)
     weights.stale_cache = False
     assert not mixes(2)
+
+
+def test_the_cached_prefix_of_a_request_is_named_in_its_first_pass() -> None:
+    book = book_of("a*")
+    plain, hit, other = Req("a-0", [1, 2]), Req("a-1", [1, 2, 3, 4], cached=2), Req("b", [1, 2])
+    snapshot = book.snapshot(batch((plain, 0, 2), (other, 1, 1), (hit, 2, 1)))
+    (prefix,) = snapshot.prefixes
+    assert (prefix.request, prefix.place, prefix.length) == (snapshot.rows[1].request, 2, 2)
+    assert book.snapshot(batch((hit, 3, 1))).prefixes == ()
+    # As when SGLang takes it back and prefills it again.
+    assert book.snapshot(batch((hit, 1, 3))).prefixes == ()
+    assert book.snapshot(batch((plain, 1, 1), mode=Mode.DECODE)).prefixes == ()

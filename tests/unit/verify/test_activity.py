@@ -12,6 +12,7 @@ import pytest
 
 from capture_files import states, write_capture
 from hs_capture.format.run import Refusal
+from linked_captures import write_turn
 
 Verify = Callable[..., Any]
 NewRun = Callable[..., Path]
@@ -28,6 +29,19 @@ def test_incomplete_captures_are_counted_with_their_reasons(
     assert answer.exit_code == 0
     assert answer.check("fired")["text"].startswith(
         "3 captures (2 incomplete: 2 prefix_cache), 5 tokens"
+    )
+
+
+def test_captures_with_rows_of_others_are_counted_apart(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=0, counters={"captures": 4, "complete": 1, "incomplete": 3})
+    write_turn(run, 0, 10)
+    write_turn(run, 1, 18, [(0, 10, 0)])
+    write_turn(run, 2, 30, [(0, 10, 0)], missing=[(0, 12)])
+    write_turn(run, 3, 30, [(0, 10, 7)])
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.check("fired")["text"].startswith(
+        "4 captures (1 with rows of others) (2 incomplete: 1 prefix_cache, 1 source_gone), "
     )
 
 

@@ -56,3 +56,18 @@ def test_rows_are_taken_once_and_never_beyond_the_prompt(tmp_path: Path) -> None
     assert record.take(10, 12) == []
     assert (record.rows, record.missing, record.covered) == (10, [], [(0, 10)])
     record.container.abort()
+
+
+def test_only_rows_that_are_missing_are_linked(tmp_path: Path) -> None:
+    """Should rows come that are linked to another's, they are the request's own."""
+    record = Record(
+        Opened(9, "r", 10, cached_tokens=6),
+        ContainerWriter(tmp_path / "part"),
+        origins=((0, 4, 1), (4, 6, 2)),
+    )
+    record.take(6, 10)
+    assert record.links == ((0, 4, 1), (4, 6, 2))
+    record.take(2, 5)
+    assert record.links == ((0, 2, 1), (5, 6, 2))
+    record.take(0, 10)
+    assert (record.links, record.missing) == ((), [])
