@@ -9,10 +9,11 @@ model is a configuration with dummy weights of realistic scale. Two loads:
     prefill   prompts of 1,024 random tokens, one new token each
     mixed     prompts of 1,024 random tokens, 128 new tokens each, 32 at a time
 
-Variants: absent (the plugin cannot be found), unset (installed, variable unset), on, and two ways
-people capture today: save (`.cpu()` and `torch.save` a request inside the forward pass) and
-json (SGLang's own `return_hidden_states`, final states only). Prints a table, with medians and
-spreads, and the machine and versions it ran on.
+Variants: absent (the plugin cannot be found), unset (installed, variable unset), on, decode (on,
+with generated tokens too: SGLANG_HS_PHASES=prefill,decode), and two ways people capture today: save
+(`.cpu()` and `torch.save` a request inside the forward pass) and json (SGLang's own
+`return_hidden_states`, final states only). Prints a table, with medians and spreads, and the
+machine and versions it ran on.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+CAPTURING = ("on", "decode")
 PROMPT_TOKENS = 1024
 DRAIN_SECONDS = 60.0
 
@@ -81,9 +83,11 @@ def environment(variant: str, plugin: str, dump_dir: Path) -> dict[str, str]:
     """The variables of the engine of `variant`; the plugin lies in the folder `plugin`."""
     found = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_HS_")}
     path = [str(HERE / "gpu_host"), *found.get("PYTHONPATH", "").split(os.pathsep)]
-    if variant in ("unset", "on"):
+    if variant in ("unset", *CAPTURING):
         path.insert(1, plugin)
-    if variant == "on":
+    if variant == "decode":
+        found["SGLANG_HS_PHASES"] = "prefill,decode"
+    if variant in CAPTURING:
         found["SGLANG_HS_DUMP_DIR"] = str(dump_dir)
         found["SGLANG_HS_BUFFER"] = os.environ.get("HS_BENCH_BUFFER", "4G")
         found["SGLANG_HS_WORKERS"] = os.environ.get("HS_BENCH_WORKERS", "8")
@@ -128,7 +132,7 @@ def one_round(
     llm: Any, variant: str, load: Load, prompts: list[list[int]], dump_dir: Path
 ) -> Round:
     """Answer `prompts` and wait until what was captured is published."""
-    before = published_captures(dump_dir) if variant == "on" else 0
+    before = published_captures(dump_dir) if variant in CAPTURING else 0
     sampling = {"max_new_tokens": load.new_tokens, "temperature": 0, "ignore_eos": True}
     extra = {"return_hidden_states": True} if variant == "json" else {}
     gaps: list[float] = []
@@ -138,7 +142,7 @@ def one_round(
     else:
         gaps = llm.loop.run_until_complete(answered_32(llm, prompts, sampling, extra))
     answered = time.perf_counter() - started
-    if variant == "on":
+    if variant in CAPTURING:
         while published_captures(dump_dir) < before + len(prompts):
             if time.perf_counter() - started > answered + DRAIN_SECONDS:
                 raise RuntimeError("captures were not published in time")
@@ -189,7 +193,7 @@ def published_captures(dump_dir: Path) -> int:
 
 def clean(dump_dir: Path, variant: str) -> None:
     """Remove capture files, so that every round starts with the same free memory."""
-    pattern = "*/[0-9]*/*.hsc" if variant == "on" else "*.pt"
+    pattern = "*/[0-9]*/*.hsc" if variant in CAPTURING else "*.pt"
     for file in dump_dir.glob(pattern):
         file.unlink()
 

@@ -15,7 +15,7 @@ from hs_capture.errors import ConfigError, FormatError
 from hs_capture.format.catalog import describe
 from hs_capture.format.links import with_rows_of
 from hs_capture.packed import PackedRuns, PackedSources, PackedStrings
-from hs_capture.samples import Sample
+from hs_capture.samples import Sample, default_mask
 from hs_capture.selection import select
 from hs_capture.store import Capture, open_store
 
@@ -40,6 +40,8 @@ class Item(TypedDict):
 
 class HiddenStatesDataset(Dataset[Item]):
     """The newest complete capture of every rid; with a samples.jsonl, of every sample in order.
+
+    Without one the loss mask selects generated tokens, where they were captured, and else all.
 
     Opening reads the index and no capture file. It is cheap to pickle and shares nothing between
     processes, so any number of data loader workers may read it, forked or spawned. Samples differ
@@ -97,6 +99,8 @@ class HiddenStatesDataset(Dataset[Item]):
         self._sources = PackedSources(catalog.sources.of(entry) for catalog, entry in found)
         self.lengths = np.asarray([entry.num_tokens for _, entry in found], np.int64)
         """T of each sample, int64: for batches of like length, without reading any."""
+        prompts = (e.num_tokens if e.prompt_tokens is None else e.prompt_tokens for _, e in found)
+        self._prompts = np.fromiter(prompts, np.int64, len(found))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -148,7 +152,7 @@ class HiddenStatesDataset(Dataset[Item]):
     def _loss_mask(self, index: int) -> torch.Tensor:
         tokens = int(self.lengths[index])
         if self._masks is None:
-            return torch.ones(tokens, dtype=torch.int64)
+            return torch.from_numpy(default_mask(tokens, int(self._prompts[index])))
         sample = Sample(index, self.id(index), self._rids[index], self._masks[index])
         return torch.from_numpy(sample.mask(tokens))
 

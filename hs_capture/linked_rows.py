@@ -11,7 +11,7 @@ import numpy as np
 
 from hs_capture.errors import FormatError
 from hs_capture.format.container import ContainerReader
-from hs_capture.format.metadata import INPUT_IDS, CaptureMetadata
+from hs_capture.format.metadata import INPUT_IDS
 from hs_capture.intervals import subtract
 
 if TYPE_CHECKING:
@@ -100,23 +100,22 @@ class LinkedReader:
         return reader
 
     def _check(self, source: Source, reader: ContainerReader) -> None:
-        place = f"{reader.path}: metadata"
-        theirs = CaptureMetadata.from_object(reader.metadata, place)
-        ours = CaptureMetadata.from_object(self.metadata, f"{self._own.path}: metadata")
-        wrong = None
-        if theirs.key != source.key:
-            wrong = f"key is {theirs.key!r}, not {source.key}"
-        for name in _ALIKE:
-            if getattr(theirs, name) != getattr(ours, name):
-                wrong = f"{name} is {getattr(theirs, name)!r}, not {getattr(ours, name)!r}"
-        if wrong is None:
-            ids = [r.read(INPUT_IDS, source.start, source.stop) for r in (reader, self._own)]
-            other = np.flatnonzero(ids[0] != ids[1])
-            if len(other):
-                place = f"{reader.path}: {INPUT_IDS}"
-                wrong = f"token {source.start + int(other[0])} is another"
+        wrong = next(self._differences(source, reader), None)
         if wrong is not None:
             raise FormatError(
-                f"{place}: {wrong}, but {self._own.path} takes rows [{source.start}, "
+                f"{reader.path}: {wrong}, but {self._own.path} takes rows [{source.start}, "
                 f"{source.stop}) from it; one of the two files is not what the server wrote"
             )
+
+    def _differences(self, source: Source, reader: ContainerReader) -> Iterator[str]:
+        found = reader.metadata.get("key")
+        if found != source.key:
+            yield f"metadata: key is {found!r}, not {source.key}"
+        for name in _ALIKE:
+            theirs, ours = reader.metadata.get(name), self.metadata.get(name)
+            if theirs != ours:
+                yield f"metadata: {name} is {theirs!r}, not {ours!r}"
+        ids = [r.read(INPUT_IDS, source.start, source.stop) for r in (reader, self._own)]
+        other = np.flatnonzero(ids[0] != ids[1])
+        if len(other):
+            yield f"{INPUT_IDS}: token {source.start + int(other[0])} is another"

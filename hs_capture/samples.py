@@ -57,6 +57,17 @@ class Sample:
         return mask
 
 
+def default_mask(tokens: int, prompt_tokens: int) -> NDArray[np.int64]:
+    """The loss mask of `tokens` tokens of which nobody says which count, int64 [tokens].
+
+    Those that were generated behind the prompt, or all where none was.
+    """
+    mask = np.ones(tokens, np.int64)
+    if prompt_tokens < tokens:
+        mask[:prompt_tokens] = 0
+    return mask
+
+
 @dataclass(frozen=True)
 class _Line(Record):
     id: str

@@ -21,13 +21,16 @@ DUMP_DIR = "SGLANG_HS_DUMP_DIR"
 LAYERS = "SGLANG_HS_LAYERS"
 FINAL = "SGLANG_HS_FINAL"
 RIDS = "SGLANG_HS_RIDS"
+PHASES = "SGLANG_HS_PHASES"
 ON_FULL = "SGLANG_HS_ON_FULL"
 BLOCK_TIMEOUT = "SGLANG_HS_BLOCK_TIMEOUT"
 RESERVE = "SGLANG_HS_RESERVE"
 BUFFER = "SGLANG_HS_BUFFER"
 WORKERS = "SGLANG_HS_WORKERS"
 
-VARIABLES = (DUMP_DIR, LAYERS, FINAL, RIDS, ON_FULL, BLOCK_TIMEOUT, RESERVE, BUFFER, WORKERS)
+VARIABLES = (
+    *(DUMP_DIR, LAYERS, FINAL, RIDS, PHASES, ON_FULL, BLOCK_TIMEOUT, RESERVE, BUFFER, WORKERS),
+)
 PREFIX = "SGLANG_HS_"
 
 VERIFY_RIDS = "hs-capture-verify-"
@@ -41,6 +44,10 @@ _FINALS: dict[str, tuple[str, ...]] = {
     "post_norm": ("post_norm",),
     "both": ("pre_norm", "post_norm"),
     "none": (),
+}
+_PHASES: dict[str, tuple[str, ...]] = {
+    "prefill": ("prefill",),
+    "prefill,decode": ("prefill", "decode"),
 }
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 _ID = re.compile(r"-?[0-9]{1,9}")
@@ -81,7 +88,8 @@ class Reserve:
 class Settings:
     """The checked settings of one server. `buffer` is in bytes, `block_timeout` in seconds.
 
-    `rids` is a shell pattern (fnmatch) or None for all requests. `dump_dir` is absolute; it is not
+    `rids` is a shell pattern (fnmatch) or None for all requests. `phases` is ("prefill",) or, for
+    the rows of generated tokens too, ("prefill", "decode"). `dump_dir` is absolute; it is not
     looked at here (see dump_dir.prepare).
     """
 
@@ -89,11 +97,17 @@ class Settings:
     layers: LayerChoice = LayerChoice("auto")
     final: tuple[str, ...] = ("pre_norm",)
     rids: str | None = None
+    phases: tuple[str, ...] = ("prefill",)
     on_full: Literal["block", "drop"] = "block"
     block_timeout: float = 10.0
     reserve: Reserve = Reserve(fraction=0.05)
     buffer: int = 1024**3
     workers: int = 4
+
+    @property
+    def follows_decode(self) -> bool:
+        """Whether the rows of generated tokens are captured too."""
+        return "decode" in self.phases
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings | None:
@@ -122,6 +136,7 @@ class Settings:
             layers=_layers(values.get(LAYERS, "") or "auto"),
             final=_final(values.get(FINAL, "") or "pre_norm"),
             rids=values.get(RIDS, "") or None,
+            phases=_phases(values.get(PHASES, "") or "prefill"),
             on_full=on_full,
             block_timeout=_timeout(values.get(BLOCK_TIMEOUT, "") or "10"),
             reserve=_reserve(values.get(RESERVE, "") or "5%"),
@@ -198,6 +213,14 @@ def _final(text: str) -> tuple[str, ...]:
     if text not in _FINALS:
         raise _bad(FINAL, text, "pre_norm, post_norm, both or none")
     return _FINALS[text]
+
+
+def _phases(text: str) -> tuple[str, ...]:
+    phases = ",".join(part.strip() for part in text.split(","))
+    if phases not in _PHASES:
+        alone = "; the rows of generated tokens come with those of their prompt alone"
+        raise _bad(PHASES, text, f"prefill, or prefill,decode{alone * (phases == 'decode')}")
+    return _PHASES[phases]
 
 
 def _timeout(text: str) -> float:

@@ -37,7 +37,10 @@ Rows: TypeAlias = slice | tuple[int, int] | None
 
 FinalState: TypeAlias = Literal["pre_norm", "post_norm"]
 
-_TOLD_BY_BOTH = ("rid", "sequence", "num_tokens", "missing", "weights_version", "lora", "links")
+_TOLD_BY_BOTH = (
+    *("rid", "sequence", "num_tokens", "prompt_tokens", "missing", "weights_version", "lora"),
+    "links",
+)
 """What index and file must agree on."""
 
 
@@ -109,8 +112,9 @@ class CaptureStore:
         return [self.at(position) for position in self._of(rid)]
 
     def find(self, input_ids: Sequence[int] | torch.Tensor) -> list[Capture]:
-        """All captures of the prompt with these T token ids, oldest first.
+        """All captures of the prompt with these token ids, oldest first.
 
+        Where generated tokens were captured too, the ids may be those of prompt and answer as well.
         For requests whose rid is not known: SGLang gives the prompt of a request with several
         answers (``n``) a rid of its own. Only the token ids of captures of this length are read.
         Nothing found is an empty list; a capture whose file is gone is passed over.
@@ -119,7 +123,8 @@ class CaptureStore:
         return [
             capture
             for capture in self
-            if capture.num_tokens == len(wanted) and capture._has_ids(wanted)
+            if len(wanted) in (capture.prompt_tokens, capture.num_tokens)
+            and capture._begins_with(wanted)
         ]
 
     @cached_property
@@ -142,7 +147,7 @@ def _capture(catalog: Catalog, entry: IndexEntry) -> Capture:
 
 
 class Capture:
-    """The hidden states of one request's prompt of T tokens.
+    """The hidden states of one request's T tokens: its prompt, and what it generated if wanted.
 
     Cheap to hold and to pickle: the file is opened for each question that needs it, and closed
     again. Damage shows as `FormatError`, a file that is gone as `FileNotFoundError`.
@@ -186,8 +191,14 @@ class Capture:
 
     @property
     def num_tokens(self) -> int:
-        """T, the length of the prompt, captured or not."""
+        """T, the number of tokens, captured or not."""
         return self._entry.num_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many of them are the prompt; those behind it were generated."""
+        known = self._entry.prompt_tokens
+        return self.num_tokens if known is None else known
 
     @property
     def complete(self) -> bool:
@@ -242,7 +253,7 @@ class Capture:
 
     @property
     def input_ids(self) -> torch.Tensor:
-        """The token ids of the whole prompt, int64 [T], also where states are missing."""
+        """The token ids of prompt and answer, int64 [T], also where states are missing."""
         with self._open() as reader:
             return to_tensor(reader.read(INPUT_IDS), "int64")
 
@@ -253,7 +264,7 @@ class Capture:
 
         K follows `layers`, by default `layer_ids`. Only the blocks that hold these rows of these
         layers are decoded. Raises `NotCapturedError` for a layer or a row that was not captured,
-        `IndexError` for a pair of rows beyond the prompt, `ValueError` for a slice with a step.
+        `IndexError` for a pair of rows beyond the end, `ValueError` for a slice with a step.
         """
         metadata = self._described[1]
         chosen = tuple(metadata.layer_ids if layers is None else layers)
@@ -330,10 +341,10 @@ class Capture:
                     f"{self.file}: stream {name!r} is {found}, the metadata promise {want}"
                 )
 
-    def _has_ids(self, wanted: NDArray[np.int64]) -> bool:
+    def _begins_with(self, wanted: NDArray[np.int64]) -> bool:
         try:
             with self._open() as reader:
-                return np.array_equal(reader.read(INPUT_IDS), wanted)
+                return np.array_equal(reader.read(INPUT_IDS, 0, len(wanted)), wanted)
         except FileNotFoundError:
             return False
 
@@ -375,5 +386,5 @@ def _bounds(rows: Rows, length: int) -> tuple[int, int]:
         return start, max(start, stop)
     start, stop = map(operator.index, rows)
     if not 0 <= start <= stop <= length:
-        raise IndexError(f"rows [{start}, {stop}) are not within the {length} tokens of the prompt")
+        raise IndexError(f"rows [{start}, {stop}) are not within the {length} tokens")
     return start, stop

@@ -31,7 +31,7 @@ from hs_capture.format.run import Status
 from hs_capture.ring.layout import EntryWord
 from hs_capture.ring.message import StreamSpec
 from hs_capture.ring.producer import Producer, Slot
-from hs_capture.writer.config import WriterConfig
+from hs_capture.writer.config import TOKENS, WriterConfig
 
 HIDDEN = 256
 LAYERS = (1, 3, 4)
@@ -39,6 +39,7 @@ STREAMS = 4
 ROW_BYTES = STREAMS * HIDDEN * 4
 RING = 1 << 20
 LONGEST = 2000
+LONGEST_ANSWER = 300
 SECONDS = 300.0
 """Longest time that anything here may take, on a slow machine that has much else to do."""
 
@@ -75,11 +76,35 @@ def prompt(key: int, length: int, rid: str | None = None, cached: int = 0) -> Re
     return Request(key, f"r{key}" if rid is None else rid, ids, cached)
 
 
+def talk(key: int, length: int, cached: int = 0) -> Request:
+    """A request that generates, to whose `generated` tokens `say` adds."""
+    return replace(prompt(key, length, cached=cached), generated=[])
+
+
+def say(request: Request, count: int) -> None:
+    """Have the request generate so many more tokens, which tell it apart."""
+    assert isinstance(request.generated, list)
+    done = len(request.generated)
+    request.generated.extend(500_000 + 1000 * request.key + i for i in range(done, done + count))
+
+
+def whole(request: Request) -> list[int]:
+    """Prompt and answer, but for the last token, which no row is of."""
+    return [*request.input_ids.tolist(), *list(request.generated or ())[:-1]]
+
+
 def truth(request: Request, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The states of `request`, [T, streams, H]: the aux layers, then the final state."""
+    """The states of `request`, [T, streams, H]: the aux layers, then the final state.
+
+    Of one that generates also those of any answer.
+    """
     chance = torch.Generator().manual_seed(request.key + 1)
     shape = (request.num_tokens, STREAMS, HIDDEN)
-    return torch.randn(shape, generator=chance).to(dtype)
+    rows = torch.randn(shape, generator=chance)
+    if request.generates:
+        shape = (LONGEST_ANSWER, STREAMS, HIDDEN)
+        rows = torch.cat([rows, torch.randn(shape, generator=chance)])
+    return rows.to(dtype)
 
 
 class LatePlanes(HostCopier):
@@ -143,8 +168,10 @@ class CaptureServer:
         late_planes: bool = False,
         run_id: str = RUN.run_id,
         environ: Mapping[str, str] | None = None,
+        follows_decode: bool = False,
     ) -> None:
         """`environ` is for the writer alone; see `writer_host`."""
+        self.follows_decode = follows_decode
         run = replace(RUN, run_id=run_id, hidden_size=HIDDEN, dtype=dtype, layer_ids=LAYERS)
         self.dump = dump
         self.run_dir = write_run(dump, run)
@@ -154,7 +181,8 @@ class CaptureServer:
             LatePlanes(self.producer) if late_planes else HostCopier(self.producer)
         )
         names = [*map(layer_stream, LAYERS), "final.pre_norm"]
-        self.streams = tuple(StreamSpec(name, dtype, HIDDEN) for name in names)
+        states = tuple(StreamSpec(name, dtype, HIDDEN) for name in names)
+        self.streams = (TOKENS, *states) if follows_decode else states
         metadata = replace(
             METADATA,
             hidden_size=HIDDEN,
@@ -225,7 +253,32 @@ class CaptureServer:
         rows = [self._rows(*extent) for extent in extents]
         rows.append(torch.full((padding, STREAMS, HIDDEN), torch.nan, dtype=self.dtype))
         flat = torch.cat(rows).reshape(-1, STREAMS * HIDDEN)
-        return [*torch.split(flat, HIDDEN, dim=-1)]
+        states = [*torch.split(flat, HIDDEN, dim=-1)]
+        if not self.follows_decode:
+            return states
+        ids = [self._ids(*extent) for extent in extents]
+        return [torch.cat([*ids, torch.zeros(padding, 1).long()]), *states]
+
+    def _ids(self, request: Request, prefix: int, extend: int) -> torch.Tensor:
+        """The tokens that these rows are computed of, [rows, 1]; zeros beyond what was said."""
+        known = [*request.input_ids.tolist(), *(request.generated or ()), *[0] * extend]
+        return torch.tensor(known[prefix : prefix + extend]).unsqueeze(1)
+
+    def converse(self, *requests: Request, steps: int, closes: bool = True) -> None:
+        """Prefill these prompts, decode so many tokens of each, all in step, and say that it ends.
+
+        As overlap scheduling does it: when SGLang sees a token, the pass with it has been started.
+        """
+        self.prefill(*((request, 0, request.num_tokens) for request in requests))
+        for number in range(steps):
+            for request in requests:
+                say(request, 1)
+            if number < steps - 1 or not closes:
+                self.prefill(*((r, r.num_tokens + number, 1) for r in requests))
+        if closes:
+            self.prefill(*((r, r.num_tokens + steps - 1, 1) for r in requests if steps))
+            for request in requests:
+                self.tap.finish(request, request.generated or (), None)
 
     def _rows(self, request: Request, prefix: int, extend: int) -> torch.Tensor:
         """Rows beyond the prompt belong to generated tokens: nobody may store them."""
@@ -299,15 +352,16 @@ def assert_rows(capture: Capture, request: Request, start: int, stop: int) -> No
     expected = truth(request, capture.dtype)[start:stop]
     assert torch.equal(capture.aux_hidden_states((start, stop)), expected[:, :-1])
     assert torch.equal(capture.last_hidden_states("pre_norm", (start, stop)), expected[:, -1])
-    assert capture.input_ids.tolist() == request.input_ids.tolist()
+    assert capture.input_ids.tolist() == whole(request)
     assert capture.rid == request.rid
+    assert capture.prompt_tokens == request.num_tokens
 
 
 def assert_complete(capture: Capture, request: Request) -> None:
     """The capture holds all rows of `request`."""
     assert (capture.complete, capture.incomplete_reason, capture.missing) == (True, None, [])
-    assert capture.num_tokens == request.num_tokens
-    assert_rows(capture, request, 0, request.num_tokens)
+    assert capture.num_tokens == len(whole(request))
+    assert_rows(capture, request, 0, capture.num_tokens)
 
 
 def assert_incomplete(
@@ -317,7 +371,7 @@ def assert_incomplete(
     assert (capture.complete, capture.incomplete_reason) == (False, reason)
     assert capture.missing == missing
     at = 0
-    for start, stop in [*missing, (request.num_tokens, 0)]:
+    for start, stop in [*missing, (capture.num_tokens, 0)]:
         if at < start:
             assert_rows(capture, request, at, start)
         at = stop
@@ -326,6 +380,6 @@ def assert_incomplete(
 def _of_run(metadata: CaptureMetadata) -> dict[str, object]:
     """The part of the metadata that is the same for every capture."""
     own = {"rid", "sequence", "num_tokens", "complete", "incomplete_reason", "missing"}
-    own |= {"key", "weights_version", "lora", "links"}
+    own |= {"key", "weights_version", "lora", "links", "prompt_tokens"}
     fields = json.loads(json.dumps(asdict(metadata)))
     return {name: fields[name] for name in fields if name not in {*own, "captured_at"}}

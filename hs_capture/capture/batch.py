@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,16 +26,24 @@ class Request:
     """Whether its rows may come in part from weights of another version."""
     lora: str | None = None
     """Name of the LoRA adapter that it runs with."""
+    generated: Sequence[int] | None = None
+    """The tokens that it has generated so far: SGLang's own list, which grows. None where their
+    rows are not wanted."""
 
     @functools.cached_property
     def num_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.input_ids)
 
+    @property
+    def generates(self) -> bool:
+        """Whether the rows of its generated tokens are wanted too."""
+        return self.generated is not None
+
 
 @dataclass
 class Rows:
-    """Prompt positions [start, stop) of `request`; they lie from row `row` of the batch on.
+    """Positions [start, stop) of `request`; they lie from row `row` of the batch on.
 
     Not frozen, for the sake of speed; see ``ring.message``. Nobody changes them.
     """
@@ -47,8 +55,8 @@ class Rows:
 
     @property
     def last(self) -> bool:
-        """Whether the prompt ends with these rows."""
-        return self.stop == self.request.num_tokens
+        """Whether nothing is wanted of the request behind these rows, the last of its prompt."""
+        return self.stop == self.request.num_tokens and not self.request.generates
 
     def cut(self, start: int, stop: int) -> Rows:
         """Return positions [start, stop) of them."""
@@ -86,13 +94,16 @@ def batch_of(extents: Iterable[tuple[Request | None, int, int]]) -> Batch:
     """Return the batch of requests given as (request, prefix length, extend length) in row order.
 
     A request is None when none of its rows is wanted. Positions beyond a prompt's end are
-    generated tokens, which a decode step or a retracted request computes; they are left out.
+    generated tokens, which a decode step or a retracted request computes; they are left out of a
+    request that does not want them.
     """
     rows: list[Rows] = []
     row = 0
     for request, prefix, extend in extents:
         if request is not None:
-            stop = min(prefix + extend, request.num_tokens)
+            stop = prefix + extend
+            if not request.generates:
+                stop = min(stop, request.num_tokens)
             if prefix < stop:
                 rows.append(Rows(request, prefix, stop, row))
         row += extend

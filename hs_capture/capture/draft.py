@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hs_capture.capture.batch import Request, Rows
@@ -19,8 +22,10 @@ class Draft:
     lost: list[Lost] = field(default_factory=list)
     closed: list[Closed] = field(default_factory=list)
     rows: int = 0
+    ends: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    """The generated tokens of the requests to close, in their order."""
     id_bytes: int = 0
-    """Size of the token ids that travel with the opened requests."""
+    """Size of the token ids that travel with the opened and closed requests."""
     lineage: dict[int, torch.Tensor] = field(default_factory=dict)
     """Lineage of the cached prefixes of opened requests, int64 [prefix, 2], by key in the order of
     `opened`."""
@@ -30,6 +35,21 @@ class Draft:
     def empty(self) -> bool:
         """Whether there is nothing to tell."""
         return not (self.opened or self.parts or self.lost or self.closed)
+
+    @property
+    def only_loses(self) -> bool:
+        """Whether all that there is to tell are losses."""
+        return bool(self.lost) and not (self.opened or self.parts or self.closed)
+
+    def lose_more(self, later: Draft) -> None:
+        """Add the losses of `later`. Those that go on where earlier ones stop become one."""
+        last = {lost.key: lost for lost in self.lost}
+        for lost in later.lost:
+            before = last.get(lost.key)
+            if before is not None and (before.stop, before.reason) == (lost.start, lost.reason):
+                before.stop = lost.stop
+            else:
+                self.lost.append(lost)
 
     def add(self, rows: Rows) -> None:
         """Add `rows` of the batch."""
@@ -43,6 +63,22 @@ class Draft:
         if lineage is not None:
             self.lineage[request.key] = lineage
             self.lineage_bytes += lineage.nbytes
+
+    def close(self, request: Request, generated: Sequence[int], reason: str | None = None) -> None:
+        """Add the end of a request that has `generated` these tokens.
+
+        The last of them never runs through the model: no row is of it.
+        """
+        ids = np.array(generated[:-1], dtype=np.int64)
+        total = request.num_tokens + len(ids)
+        self.closed.append(Closed(request.key, request.rid, total, reason, len(ids)))
+        self.ends.append(ids)
+        self.id_bytes += ids.nbytes
+
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """Return the token ids that travel with the draft, those of opened requests first."""
+        opened = [request.input_ids for request in self.opened]
+        return np.concatenate([*opened, *self.ends, np.empty(0, np.int64)])
 
     def message(self) -> Message:
         """Return the draft as the message that the writer reads."""
@@ -62,7 +98,8 @@ class Draft:
     def without_rows(self, reason: str) -> Draft:
         """Return the draft with its rows given up for `reason`, and the lineages with them."""
         lost = [Lost(part.request.key, part.start, part.stop, reason) for part in self.parts]
-        rowless = Draft(lost=[*self.lost, *lost], closed=self.closed)
+        rowless = Draft(lost=[*self.lost, *lost], closed=self.closed, ends=self.ends)
+        rowless.id_bytes = sum(ids.nbytes for ids in self.ends)
         for request in self.opened:
             rowless.open(request)
         return rowless

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from hs_capture.capture.batch import Batch, Request, Rows
@@ -78,6 +77,7 @@ class Tap:
                 f"give at least {4 * (smallest + MESSAGE_ROOM)}"
             )
         self._overload = overload
+        self._kept = producer.region.capacity // BOOKKEEPING_SHARE
         self._tally = Tally(producer)
         self._dropping = False
         # How long the pass at hand may still hold the server up, in nanoseconds.
@@ -134,22 +134,39 @@ class Tap:
             self._close_in(draft, rows)
         self._send(draft, ())
 
+    def finish(self, request: Request, generated: Sequence[int], reason: str | None) -> None:
+        """Say that a request has ended, and which tokens it has `generated`.
+
+        Nothing more is taken of it: overlap scheduling may run one more row for no token.
+        """
+        if request.key in self._open:
+            self._done.add(request.key)
+            self._close_all([(request, generated)], reason)
+
     def forget(self, keys: Iterable[int]) -> None:
         """Say that these requests do not exist any more in the server."""
-        draft = Draft()
+        gone = []
         for key in keys:
             self._done.discard(key)
             request = self._open.get(key)
             if request is not None:
-                draft.closed.append(Closed(key, request.rid, request.num_tokens, "aborted"))
-        self._send(draft, (), waits=False)
+                gone.append((request, request.generated or ()))
+        self._close_all(gone, "aborted")
 
     def break_off(self, reason: str) -> None:
         """Close every open request for `reason`; nothing more is taken of them."""
-        draft = Draft()
-        for request in self._open.values():
-            draft.closed.append(Closed(request.key, request.rid, request.num_tokens, reason))
         self._done.update(self._open)
+        self._close_all([(r, r.generated or ()) for r in self._open.values()], reason)
+
+    def _close_all(
+        self, ended: Sequence[tuple[Request, Sequence[int]]], reason: str | None
+    ) -> None:
+        """Close requests that have generated these tokens, without holding the server up."""
+        draft = Draft()
+        for request, generated in ended:
+            if self._room(draft) * self._row_bytes < len(generated) * TOKEN_ID_BYTES:
+                draft = self._send(draft, (), waits=False)
+            draft.close(request, generated, reason)
         self._send(draft, (), waits=False)
 
     def report(self, error: str) -> None:
@@ -245,7 +262,10 @@ class Tap:
 
     def _owe(self, draft: Draft, *, first: bool = False) -> None:
         """Keep word for the writer until there is room for it; past a limit it is only counted."""
-        if len(self._owed) >= OWED_DRAFTS:
+        last = self._owed[-1] if self._owed else None
+        if last is not None and not first and last.only_loses and draft.only_loses:
+            last.lose_more(draft)
+        elif len(self._owed) >= OWED_DRAFTS:
             self._leave_untold(draft)
         elif first:
             self._owed.appendleft(draft)
@@ -258,7 +278,13 @@ class Tap:
             self._told.pop(closed.key, None)
 
     def _pay_owed(self) -> None:
-        """Publish what is owed, as far as there is room in the share kept for it."""
+        """Publish what is owed, as far as there is room in the share kept for it.
+
+        Losses alone wait for room in the rest of the ring: of requests that generate they come with
+        every token, and the share is for the ends of requests, which nothing may follow for long.
+        """
+        if all(draft.only_loses for draft in self._owed) and self._producer.free <= self._kept:
+            return
         while self._owed:
             draft = self._owed[0]
             message = draft.message().encode()
@@ -278,8 +304,7 @@ class Tap:
         What is owed goes first: the writer must hear of things in their order. A pass that is more
         than one entry waits no longer than one that is a single one.
         """
-        kept = self._producer.region.capacity // BOOKKEEPING_SHARE
-        if payload + message + kept > self._producer.largest_entry:
+        if payload + message + self._kept > self._producer.largest_entry:
             return None
         if self._dropping and self._producer.free < self._producer.region.capacity // 2:
             return None
@@ -287,7 +312,7 @@ class Tap:
         until = time.perf_counter_ns()
         while True:
             self._pay_owed()
-            if not self._owed and payload + message + kept <= self._producer.free:
+            if not self._owed and payload + message + self._kept <= self._producer.free:
                 slot = self._producer.reserve(message, payload)
                 if slot is not None:
                     return slot
@@ -302,9 +327,9 @@ class Tap:
             self._patience -= until - began
 
     def _fill_ids(self, payload: memoryview, draft: Draft) -> None:
-        """Put the token ids of the opened requests behind the rows."""
-        if draft.opened:
-            ids = np.concatenate([request.input_ids for request in draft.opened])
+        """Put the token ids of the opened and closed requests behind the rows."""
+        if draft.id_bytes:
+            ids = draft.token_ids()
             offset = draft.rows * self._row_bytes
             payload[offset : offset + ids.nbytes] = ids.data.cast("B")
 

@@ -8,11 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hs_capture.errors import ConfigError, FormatError
+from hs_capture.samples import default_mask
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from hs_capture.export.sample import TrainingSample
@@ -41,9 +41,9 @@ class Row:
         return ids
 
     def loss_mask(self) -> NDArray[np.int64]:
-        """The loss mask, int64 [T]: all ones where no sample is known."""
+        """The loss mask, int64 [T]: the default where no sample is known."""
         if self.sample is None:
-            return np.ones(self.tokens, np.int64)
+            return default_mask(self.tokens, self.capture.prompt_tokens)
         return self.sample.mask(self.tokens)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hs_capture.errors import FormatError
+from hs_capture.samples import default_mask
 
 if TYPE_CHECKING:
     from hs_capture.samples import Sample
@@ -33,14 +34,14 @@ class TrainingSample:
 def read_sample(
     capture: Capture, sample: Sample | None, layers: tuple[int, ...], state: FinalState
 ) -> TrainingSample:
-    """The training sample in a complete `capture`; all tokens are trained on without a `sample`.
+    """The training sample in a complete `capture`; without a `sample` the loss mask is the default.
 
     Raises `FormatError` for a damaged capture, for a loss mask that does not fit it, and for values
     that are not finite.
     """
     tokens = capture.num_tokens
     if sample is None:
-        loss_mask = torch.ones(tokens, dtype=torch.int64)
+        loss_mask = torch.from_numpy(default_mask(tokens, capture.prompt_tokens))
     else:
         loss_mask = torch.from_numpy(sample.mask(tokens))
     with capture.held_open():

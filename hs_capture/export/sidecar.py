@@ -26,6 +26,12 @@ _COUNTS = {
 }
 
 
+_DEFAULT_MASKS = {
+    False: "all ones: no samples.jsonl in the store",
+    True: "ones for generated tokens, or for all where there are none: no samples.jsonl",
+}
+
+
 @dataclass(frozen=True)
 class Sidecar(Record):
     """What all files of one export have in common.
@@ -63,6 +69,7 @@ class Sidecar(Record):
     ) -> Self:
         """The sidecar of an export that begins with the capture `first`."""
         about = first.metadata
+        follows = about.get("prompt_tokens") is not None
         derived = "derived from pre_norm with the norm in run.json"
         return cls(
             format=format_.name,
@@ -73,7 +80,7 @@ class Sidecar(Record):
             trainer_layer_convention=_COUNTS[format_.inputs],
             final_state=state,
             final_state_origin="as captured" if state in about["final"] else derived,
-            loss_mask="of samples.jsonl" if masks else "all ones: no samples.jsonl in the store",
+            loss_mask="of samples.jsonl" if masks else _DEFAULT_MASKS[follows],
             dtype=about["dtype"],
             hidden_size=about["hidden_size"],
             model_class=about["model_class"],

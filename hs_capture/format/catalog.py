@@ -142,6 +142,7 @@ def describe(directory: Path, file: str) -> IndexEntry:
             weights_version=metadata.weights_version,
             lora=metadata.lora,
             links=metadata.links,
+            prompt_tokens=metadata.prompt_tokens,
         )
 
 

@@ -94,6 +94,34 @@ class ContainerWriter:
             self.raw_bytes += encoded.raw_bytes
         self._file.write(encoded.planes, block.offset)
 
+    def cut(self, row: int) -> list[tuple[int, int]]:
+        """Take back every block that reaches beyond `row`; returns the rows that are gone so.
+
+        [start, stop) pairs in ascending order. Call it when no `add` is running any more. Raises
+        the `OSError` of the file system.
+        """
+        gone: set[tuple[int, int]] = set()
+        kept: list[tuple[str, Block]] = []
+        for stream, blocks in self._blocks.items():
+            declared = self._streams[stream]
+            row_bytes = declared.row_elements * dtype_of(declared.dtype).itemsize
+            for block in blocks:
+                if block.stop > row:
+                    gone.add((block.start, block.stop))
+                    self.raw_bytes -= (block.stop - block.start) * row_bytes
+                else:
+                    kept.append((stream, block))
+        if gone:
+            # Blocks fill a file without a hole.
+            self._blocks = {stream: [] for stream in self._blocks}
+            self._end = len(MAGIC)
+            for stream, block in sorted(kept, key=lambda item: item[1].offset):
+                self._file.move(block.offset, self._end, block.stored_bytes)
+                self._blocks[stream].append(replace(block, offset=self._end))
+                self._end += block.stored_bytes
+            self._file.cut(self._end)
+        return sorted(gone)
+
     def finish(self, metadata: Mapping[str, object], rows: int) -> int:
         """Close the file as a capture of `rows` rows a stream; returns its size in bytes.
 

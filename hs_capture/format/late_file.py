@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 HELD_BYTES = 256 * 1024
 """So many bytes stay in memory until the file is longer, or closed."""
 
@@ -44,6 +44,22 @@ class LateFile:
                     return
                 self._create(self._held)
         self._write(parts, offset)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Move `length` bytes at `source` down to `target`; no `write` may run meanwhile."""
+        self._check()
+        if self._held is not None:
+            self._held[target : target + length] = self._held[source : source + length]
+        elif source != target:
+            self._write((os.pread(self._file, length, source),), target)
+
+    def cut(self, length: int) -> None:
+        """Drop what is behind the first `length` bytes; no `write` may run meanwhile."""
+        self._check()
+        if self._held is not None:
+            del self._held[length:]
+        else:
+            os.ftruncate(self._file, length)
 
     def close(self) -> None:
         """Write what was held, and close the file. To be called when no `write` runs any more."""

@@ -22,12 +22,14 @@ def layer_stream(layer: int) -> str:
 class CaptureMetadata(Record):
     """What every capture file says in its footer; files may say more.
 
-    `num_tokens` is the length of the prompt and of every stream, `missing` its rows that no layer
-    stream holds, as [start, stop) pairs. `final` names the final states that are stored:
-    "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds, `key` the number by
-    which the server knew the request, None where it was not written yet. `weights_version` counts
-    how often the server's weights had been changed, `lora` names the adapter asked for. `links`
-    says whose rows some of the missing ones are, as (start, stop, key); see `format.links`.
+    `num_tokens` is the length of every stream, `missing` its rows that no layer stream holds, as
+    [start, stop) pairs. The first `prompt_tokens` of the tokens are the prompt, those behind them
+    were generated; None means that all are the prompt. `final` names the final states that are
+    stored: "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds, `key` the
+    number by which the server knew the request, None where it was not written yet.
+    `weights_version` counts how often the server's weights had been changed, `lora` names the
+    adapter asked for. `links` says whose rows some of the missing ones are, as (start, stop, key);
+    see `format.links`.
     """
 
     rid: str
@@ -51,3 +53,4 @@ class CaptureMetadata(Record):
     weights_version: int = 0
     lora: str | None = None
     links: tuple[Link, ...] = ()
+    prompt_tokens: int | None = None

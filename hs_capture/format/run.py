@@ -61,7 +61,8 @@ class RunInfo(Record):
     """run.json: one capturing rank of one server start. Times are Unix seconds.
 
     `norm` is the final norm of the weights that the server started with, weights version 0;
-    `norms` holds those of later versions, with the version in decimals as the key.
+    `norms` holds those of later versions, with the version in decimals as the key. `phases` says
+    which rows were captured: "prefill" the prompts', "decode" those of generated tokens.
     """
 
     run_id: str
@@ -86,6 +87,7 @@ class RunInfo(Record):
     norm: NormWeight | None = None
     notes: tuple[str, ...] = ()
     norms: dict[str, NormWeight] = field(default_factory=dict)
+    phases: tuple[str, ...] = ("prefill",)
     layer_convention: str = LAYER_CONVENTION
     format_version: int = FORMAT_VERSION
 

@@ -40,6 +40,8 @@ TESTED_RELEASES = (
 
 PREFILL_MODES = frozenset({"EXTEND", "MIXED", "SPLIT_PREFILL"})
 """Names of the forward modes that compute prompt rows. TARGET_VERIFY extends too, but drafts."""
+DECODE_MODE = "DECODE"
+"""Name of the forward mode that computes one row of each request, its latest token's."""
 HEALTH_CHECK_PREFIX = "HEALTH_CHECK"
 """How SGLang names its own health-check requests (constants.py)."""
 PROCESS_MARKS = ("sglang::", "sglang.launch_server", "sglang serve")
@@ -55,7 +57,9 @@ def installed_release() -> tuple[str, Path] | None:
     return found.version, Path(str(found.locate_file("sglang")))
 
 
-def require_release(version: str, root: Path | None) -> tuple[str, ...]:
+def require_release(
+    version: str, root: Path | None, *, follows_decode: bool = False
+) -> tuple[str, ...]:
     """Return notes about SGLang `version` for run.json.
 
     A release that was not tested is taken when its source keeps the contract of the hooks. `root`
@@ -73,7 +77,7 @@ def require_release(version: str, root: Path | None) -> tuple[str, ...]:
         )
     if version in TESTED_RELEASES:
         return ()
-    found = [] if root is None else broken(root)
+    found = [] if root is None else broken(root, follows_decode=follows_decode)
     if found:
         raise ConfigError(
             f"SGLang {version} was not tested with this hs-capture, and lacks what hs-capture "
@@ -135,17 +139,24 @@ class Host:
         layers_hand_out_states: whether a layer of a DeepSeek-V2 hands out its own complete input;
             else the model adds up two terms.
         compiles_prefill: see `compiles_prefill`.
+        decode_backend: see `decode_backend`.
     """
 
     args: Any
     layers_hand_out_states: bool
     compiles_prefill: bool
+    decode_backend: str = "disabled"
 
     @classmethod
     def of(cls, server_args: Any) -> Host:
         """Look at the SGLang of this process."""
         hand_out_states = DEEPSEEK_V2.layers_hand_out_states()
-        return cls(server_args, hand_out_states, compiles_prefill(server_args))
+        return cls(
+            server_args,
+            hand_out_states,
+            compiles_prefill(server_args),
+            decode_backend(server_args),
+        )
 
     def is_on(self, *names: str) -> bool:
         """Whether one of these options is there and switched on."""
@@ -286,6 +297,21 @@ def compiles_prefill(server_args: Any) -> bool:
     return bool(check_cuda_graph_backend("prefill", "tc_piecewise"))
 
 
+def decode_backend(server_args: Any) -> str:
+    """Return in what kind of CUDA graphs SGLang decodes: "full", "disabled" or "another".
+
+    A device without CUDA graphs may have any.
+    """
+    try:
+        from sglang.srt.model_executor.cuda_graph_config import check_cuda_graph_backend
+    except ImportError:
+        return "disabled" if server_args.disable_cuda_graph else "full"
+    for backend in ("full", "disabled"):
+        if check_cuda_graph_backend("decode", backend):
+            return backend
+    return "another"
+
+
 def metrics_name(server_args: Any) -> str | None:
     """Return the model's name in SGLang's metrics, None when they are off."""
     if not server_args.enable_metrics:
@@ -303,6 +329,17 @@ def extents(batch: Any) -> Iterator[tuple[Any, int, int]]:
     else:
         prefixes, extends = batch.extend_prefix_lens, batch.extend_seq_lens
     return zip(batch.reqs, prefixes, extends, strict=True)
+
+
+def latest_extents(batch: Any) -> Iterator[tuple[Any, int]]:
+    """Yield (request, position of its latest token) of a decode batch, in the order of its rows.
+
+    `batch` is what ``ForwardBatch.init_new`` gets. Its lengths are kept on the host, and are right
+    also where the tokens themselves are not known there yet. Rows beyond the requests are those of
+    a beam search.
+    """
+    lengths: list[int] = batch.seq_lens_cpu.tolist()
+    return ((req, length - 1) for req, length in zip(batch.reqs, lengths, strict=False))
 
 
 def is_last_stage() -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hs_capture.hooks.cache_contract import BATCH, CACHE_CONTRACT, RUNNER, SCHEDULE, server_args
 from hs_capture.hooks.families import LAYER_MARK, Family
+from hs_capture.hooks.finish import METHODS
 from hs_capture.hooks.source import (
     Attributes,
     Constant,
@@ -27,6 +28,8 @@ CONTEXT = "srt/runtime_context.py"
 RANKS = "srt/distributed/parallel_state.py"
 DP = "srt/layers/dp_attention.py"
 GRAPHS = "srt/model_executor/cuda_graph_config.py"
+DECODER = "srt/model_executor/runner/decode_cuda_graph_runner.py"
+OLD_DECODER = "srt/model_executor/cuda_graph_runner.py"
 MESSAGES = "srt/managers/io_struct.py"
 UPDATER = "srt/managers/scheduler_components/weight_updater.py"
 OLD_UPDATER = "srt/managers/scheduler_update_weights_mixin.py"
@@ -251,6 +254,85 @@ CONTRACT: tuple[Part, ...] = (
 )
 
 
+DECODE_CONTRACT: tuple[Part, ...] = (
+    # hooks/requests.py and hooks/finish.py
+    Attributes(SCHEDULE, "Req", ("output_ids", "finished_reason")),
+    OneOf(
+        "end of a request",
+        tuple(
+            (
+                Function(
+                    SCHEDULE,
+                    f"Req.{name}",
+                    ("self",),
+                    contains=("self.finished_reason = self.to_finish",),
+                ),
+            )
+            for name in METHODS
+        ),
+    ),
+    Attributes(BATCH, "ForwardMode", ("DECODE",)),
+    OneOf(
+        "lengths of a decode batch",
+        (
+            (
+                Function(BATCH, "ForwardBatch.init_new", annotated=(("batch", "ScheduleBatch"),)),
+                Function(
+                    SCHEDULE,
+                    "ScheduleBatch.prepare_for_decode",
+                    contains=("self.seq_lens_cpu + 1",),
+                ),
+            ),
+            (
+                Attributes(SCHEDULE, "ModelWorkerBatch", ("seq_lens_cpu",)),
+                Function(
+                    SCHEDULE,
+                    "ScheduleBatch.prepare_for_decode",
+                    contains=("self.seq_lens_cpu + 1",),
+                ),
+            ),
+        ),
+    ),
+    # hooks/session.py and hooks/model.py
+    Attributes(BATCH, "ForwardBatch", ("input_ids", "rids")),
+    OneOf(
+        "decode graphs, the largest first",
+        (
+            (
+                Function(
+                    DECODER,
+                    "DecodeCudaGraphRunner._capture_one_stream",
+                    contains=("reversed(self.capture_bs)",),
+                ),
+            ),
+            (
+                Function(
+                    OLD_DECODER,
+                    "CudaGraphRunner.capture",
+                    contains=("reversed(self.capture_bs)",),
+                ),
+            ),
+        ),
+    ),
+    # hooks/compat.py
+    OneOf(
+        "how decode runs",
+        (
+            (
+                Function(GRAPHS, "check_cuda_graph_backend", ("phase", "backend")),
+                Attributes(GRAPHS, "Phase", ("DECODE",)),
+                Attributes(GRAPHS, "Backend", ("FULL", "DISABLED")),
+            ),
+            (server_args("disable_cuda_graph"),),
+        ),
+    ),
+    server_args(
+        *("speculative_algorithm", "enable_torch_compile", "enable_dp_attention", "pp_size"),
+    ),
+)
+"""What is relied on besides where generated tokens are captured."""
+
+
 def family_contract(family: Family) -> tuple[Part, ...]:
     """Return what the hooks rely on in the models of a family other than DeepSeek-V2."""
     file = f"srt/models/{family.module}.py"
@@ -294,13 +376,13 @@ def family_contract(family: Family) -> tuple[Part, ...]:
     )
 
 
-def broken(root: Path) -> list[str]:
+def broken(root: Path, *, follows_decode: bool = False) -> list[str]:
     """Return what of the contract the SGLang in `root` does not keep; nothing if it keeps all.
 
     `root` is the folder of the package ``sglang``. Each entry names the file, the class and the
     name, and says what was expected. Nothing is imported.
     """
-    return broken_in(Source(root))
+    return broken_in(Source(root), follows_decode=follows_decode)
 
 
 def broken_in_family(root: Path, family: Family) -> list[str]:
@@ -309,6 +391,7 @@ def broken_in_family(root: Path, family: Family) -> list[str]:
     return [text for part in family_contract(family) for text in part.broken(source)]
 
 
-def broken_in(source: Source) -> list[str]:
+def broken_in(source: Source, *, follows_decode: bool = False) -> list[str]:
     """Return what of the contract `source` does not keep, as ``broken`` does."""
-    return [text for part in CONTRACT for text in part.broken(source)]
+    parts = CONTRACT + DECODE_CONTRACT if follows_decode else CONTRACT
+    return [text for part in parts for text in part.broken(source)]

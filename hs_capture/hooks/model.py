@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from hs_capture.hooks.compat import PREFILL_MODES
+from hs_capture.hooks.compat import DECODE_MODE, PREFILL_MODES
+from hs_capture.hooks.decode_graphs import DecodeGraphs
 from hs_capture.hooks.families import LAYER_MARK, Family, family_of
 from hs_capture.hooks.guard import Guard
 from hs_capture.layer_ids import internal_id
@@ -49,11 +50,20 @@ class Attachment:
         layer_ids: tuple[int, ...],
         pre_norm: bool,
         guard: Guard,
+        modes: frozenset[str] = PREFILL_MODES,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         """Switch SGLang's layer capture on in `causal_lm`, a model of `family`.
 
-        With `pre_norm` the final state before the norm is handed over too.
+        With `pre_norm` the final state before the norm is handed over too. `modes` are the names of
+        the forward modes that may have wanted rows, `graphs` is for what decode graphs leave, where
+        SGLang may record some.
         """
+        self._modes = modes
+        self._graphs = graphs
+        # The tokens of a pass of a decode graph that is recorded now.
+        self._recorded: torch.Tensor | None = None
+        self._ran = False
         self.causal_lm = causal_lm
         self.family = family
         self.model = causal_lm.model
@@ -84,10 +94,20 @@ class Attachment:
     def begin_pass(self) -> None:
         """Say that a forward pass begins; it is a replay unless ``forward`` below runs."""
         self._replayed = True
+        self._ran = False
+        self._recorded = None
+
+    def replayed_decode(self) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
+        """Return tokens and states that the replay of a decode graph has left in this pass.
+
+        As ``receive`` gets the states, the post-norm state last. None if it was no replay.
+        """
+        return None if self._ran or self._graphs is None else self._graphs.replayed()
 
     def forward(self, wrapped: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """Run the model's ``forward`` with our layers captured only where rows are wanted."""
         wanted = False
+        self._ran = True
         with self._guard("deciding whether a batch is captured"):
             wanted = self._is_wanted(args, kwargs)
         if not wanted:
@@ -154,7 +174,18 @@ class Attachment:
         graph for prefill must have the states among its outputs.
         """
         batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[BATCH_ARGUMENT]
-        return batch.forward_mode.name in PREFILL_MODES and self.wants_batch() is not False
+        self._recorded = None
+        if (
+            batch.forward_mode.name == DECODE_MODE
+            and DECODE_MODE in self._modes
+            and self._graphs is not None
+            and batch.rids is None
+        ):
+            # Nobody's batch, perhaps in the middle of somebody's pass: SGLang makes one up when it
+            # records a decode graph, again too.
+            self._recorded = batch.input_ids
+            return True
+        return batch.forward_mode.name in self._modes and self.wants_batch() is not False
 
     @contextlib.contextmanager
     def _only_theirs(self) -> Iterator[None]:
@@ -191,7 +222,10 @@ class Attachment:
             return args, kwargs
         hidden = args[HIDDEN_ARGUMENT] if len(args) > 1 else kwargs["hidden_states"]
         ours, theirs = self._divide(aux, hidden.shape[-1])
-        if ours is not None and self.receive is not None:
+        if ours is not None and self._recorded is not None and self._graphs is not None:
+            with self._guard("recording a decode graph"):
+                self._graphs.record(self._recorded, [*ours, hidden])
+        elif ours is not None and self.receive is not None:
             with self._guard("putting the states of a batch into the ring"):
                 self.receive(ours, hidden, self._replayed)
         return _with_aux(args, kwargs, theirs)

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from hs_capture.capture.batch import Batch, CachedPrefix, Request, batch_of
-from hs_capture.hooks.compat import HEALTH_CHECK_PREFIX, PREFILL_MODES, extents
+from hs_capture.hooks.compat import (
+    DECODE_MODE,
+    HEALTH_CHECK_PREFIX,
+    PREFILL_MODES,
+    extents,
+    latest_extents,
+)
 from hs_capture.hooks.served_weights import ServedWeights
 from hs_capture.settings import VERIFY_RIDS
 
@@ -33,11 +39,15 @@ class RequestBook:
         pattern: str | None,
         weights: ServedWeights,
         adapter_name: Callable[[str], str],
+        *,
+        follows_decode: bool = False,
     ) -> None:
         """Requests are wanted when their rid matches the shell pattern; None wants all.
 
-        `adapter_name` gives the name of a LoRA adapter by its id.
+        `adapter_name` gives the name of a LoRA adapter by its id. With `follows_decode` the tokens
+        that a request generates are wanted too.
         """
+        self._follows_decode = follows_decode
         self._pattern = pattern
         self._weights = weights
         self._adapter_name = adapter_name
@@ -46,12 +56,18 @@ class RequestBook:
         self._gone: deque[int] = deque()
 
     def snapshot(self, schedule_batch: Any) -> Batch:
-        """Return whose prompt rows the forward pass of `schedule_batch` computes.
+        """Return whose wanted rows the forward pass of `schedule_batch` computes.
 
         Taken while SGLang prepares the pass (``ForwardBatch.init_new``): later the scheduler
         changes its requests while the pass still runs.
         """
-        if schedule_batch.forward_mode.name not in PREFILL_MODES:
+        mode = schedule_batch.forward_mode.name
+        if mode == DECODE_MODE and self._follows_decode:
+            # A request that is not known from its prefill is none of ours.
+            return batch_of(
+                (self._known.get(req), start, 1) for req, start in latest_extents(schedule_batch)
+            )
+        if mode not in PREFILL_MODES:
             return Batch((), 0)
         rows: list[tuple[Request | None, int, int]] = []
         prefixes: list[CachedPrefix] = []
@@ -62,6 +78,10 @@ class RequestBook:
             if is_new and request is not None and prefix:
                 prefixes.append(CachedPrefix(request, place, prefix))
         return replace(batch_of(rows), prefixes=tuple(prefixes))
+
+    def known(self, req: Any) -> Request | None:
+        """Return a wanted request that has been in a batch."""
+        return self._known.get(req)
 
     def take_gone(self) -> list[int]:
         """Return the keys of requests that left the server since the last call."""
@@ -97,7 +117,12 @@ class RequestBook:
             weights_version=self._weights.version,
             mixes_weights=self._weights.are_mixed(req.cached_tokens),
             lora=None if req.lora_id is None else self._adapter_name(req.lora_id),
+            generated=req.output_ids if self._is_followed(req) else None,
         )
+
+    def _is_followed(self, req: Any) -> bool:
+        # The beams of a search take each other's place: no row stays a token's of the answer.
+        return self._follows_decode and getattr(req, "beam_group", None) is None
 
 
 def _stored_rid(rid: str) -> str:

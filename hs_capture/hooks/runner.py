@@ -18,6 +18,8 @@ from hs_capture.dump_dir import judge, prepare
 from hs_capture.errors import ConfigError
 from hs_capture.format.run import Refusal
 from hs_capture.hooks import compat, model
+from hs_capture.hooks.decode_graphs import DecodeGraphs
+from hs_capture.hooks.decode_obstacles import DECODE_OBSTACLES
 from hs_capture.hooks.families import DEEPSEEK_V2, FAMILIES, Family
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.installed import broken
@@ -91,15 +93,19 @@ def around_forward(wrapped: Callable[..., Any], instance: Any, args: Args, kwarg
         return wrapped(*args, **kwargs)
     with _guard("announcing a batch"):
         forward_batch = args[0] if args else kwargs["forward_batch"]
-        session.begin(getattr(forward_batch, BATCH_ATTRIBUTE, None))
+        batch = getattr(forward_batch, BATCH_ATTRIBUTE, None)
+        session.begin(batch, forward_batch.input_ids, forward_batch.forward_mode.name)
     # Apart from the above, which may fail: no pass may write to the KV cache unseen.
     with _guard("following the KV cache"):
         session.follow(args[0] if args else kwargs["forward_batch"])
+    returned = False
     try:
-        return wrapped(*args, **kwargs)
+        result = wrapped(*args, **kwargs)
+        returned = True
+        return result
     finally:
         with _guard("closing a batch"):
-            session.end()
+            session.end(returned)
 
 
 def weight_loads() -> int:
@@ -147,8 +153,12 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
     import sitecustomize_shim
 
     _require_whole(DEEPSEEK_V2)
-    notes = compat.require_release(sglang.__version__, _root())
-    compat.require_no_obstacle(compat.Host.of(server_args))
+    follows_decode = settings.follows_decode
+    notes = compat.require_release(sglang.__version__, _root(), follows_decode=follows_decode)
+    host = compat.Host.of(server_args)
+    compat.require_no_obstacle(host)
+    if follows_decode:
+        compat.require_no_obstacle(host, DECODE_OBSTACLES)
     ranks = compat.ranks()
     if ranks.holds_full_rows:
         for note in notes:
@@ -197,7 +207,12 @@ def _attach(plan: Plan, server_args: Any, causal_lm: Any, family: Family) -> Att
         )
         compat.require_layers(layer_ids, family.layers_hand_out_states())
         pre_norm = "pre_norm" in plan.settings.final
-        return Attachment(causal_lm, family, layer_ids, pre_norm, _guard)
+        modes = compat.PREFILL_MODES
+        graphs = None
+        if plan.settings.follows_decode:
+            modes |= {compat.DECODE_MODE}
+            graphs = DecodeGraphs() if compat.decode_backend(server_args) == "full" else None
+        return Attachment(causal_lm, family, layer_ids, pre_norm, _guard, modes, graphs)
 
 
 @contextlib.contextmanager

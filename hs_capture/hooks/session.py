@@ -23,8 +23,8 @@ from hs_capture.dump_dir import DumpDir
 from hs_capture.errors import HsCaptureError
 from hs_capture.format.metadata import layer_stream
 from hs_capture.format.run import RunInfo
-from hs_capture.hooks import metrics
-from hs_capture.hooks.compat import Ranks
+from hs_capture.hooks import finish, metrics
+from hs_capture.hooks.compat import DECODE_MODE, Ranks
 from hs_capture.hooks.families import without_others
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.installed import wrapped
@@ -36,7 +36,7 @@ from hs_capture.hooks.served_weights import ServedWeights
 from hs_capture.ring.message import StreamSpec
 from hs_capture.ring.producer import Producer
 from hs_capture.settings import Settings, writer_environ
-from hs_capture.writer.config import WriterConfig
+from hs_capture.writer.config import TOKENS, WriterConfig
 from hs_capture.writer.leftovers import remove_leftovers
 
 logger = logging.getLogger("hs_capture")
@@ -76,7 +76,15 @@ class Session:
         self._attachment = attachment
         self._guard = guard
         self._weights = ServedWeights()
-        self._book = RequestBook(plan.settings.rids, self._weights, self._adapter_name)
+        self._follows_decode = plan.settings.follows_decode
+        self._book = RequestBook(
+            plan.settings.rids,
+            self._weights,
+            self._adapter_name,
+            follows_decode=self._follows_decode,
+        )
+        self._token_ids: torch.Tensor | None = None
+        self._decodes = False
         self._batch: Batch | None = None
         self._taken = False
         self._reused = False
@@ -88,6 +96,8 @@ class Session:
         self._tap: Tap | None = None
         self._producer: Producer | None = None
         if plan.ranks.holds_full_rows:
+            if self._follows_decode:
+                finish.watch(self._finished)
             self._start_run(plan)
         attachment.wants_batch = self._wants_batch
         attachment.receive = self._receive
@@ -133,11 +143,18 @@ class Session:
         if self._tap is not None:
             self._tap.break_off(WEIGHTS_CHANGED)
 
-    def begin(self, batch: Batch | None) -> None:
-        """Say which batch runs from now on; None for one that was never announced."""
+    def begin(
+        self, batch: Batch | None, token_ids: torch.Tensor | None = None, mode: str = ""
+    ) -> None:
+        """Say which batch runs from now on; None for one that was never announced.
+
+        `token_ids` is what it is computed of, one integer a row; `mode` is SGLang's forward mode.
+        """
         if batch is not None:
             batch = self._without_mixed(batch)
         self._batch = batch
+        self._token_ids = token_ids
+        self._decodes = mode == DECODE_MODE
         self._taken = False
         self._attachment.begin_pass()
         gone = self._book.take_gone()
@@ -156,10 +173,17 @@ class Session:
             self._tap.lineage = {}
             self._tap.lineage = self._lineage.follow(forward_batch, self._batch)
 
-    def end(self) -> None:
-        """Say that the batch has run. Wanted rows that did not come by are recorded as lost."""
+    def end(self, returned: bool = True) -> None:
+        """Say that the batch has run. Wanted rows that did not come by are recorded as lost.
+
+        `returned` says that the pass did not raise.
+        """
+        if returned and self._decodes and not self._taken:
+            with self._guard("taking what a decode graph has left"):
+                self._take_replayed()
         self._producer_count("hook_microseconds", self._guard.take_microseconds())
         batch, self._batch = self._batch, None
+        self._token_ids = None
         if batch is None or self._taken or not batch.rows or self._tap is None:
             return
         self._tap.lose(batch, "hook_error")
@@ -169,6 +193,15 @@ class Session:
                 f"{batch.total_rows} rows were computed, but their states did not pass by"
             ),
         )
+
+    def _finished(self, req: Any) -> None:
+        """Close the record of a request that SGLang says is finished."""
+        with self._guard("closing a request"):
+            request = self._book.known(req)
+            if request is None or not request.generates or self._tap is None:
+                return
+            # Without a single token the prompt need not be computed either.
+            self._tap.finish(request, req.output_ids, None if req.output_ids else "aborted")
 
     def _without_mixed(self, batch: Batch) -> Batch:
         """Return the batch without the rows that no one version of the weights computes."""
@@ -193,10 +226,34 @@ class Session:
             return
         if "post_norm" in self._final:
             states = [*states, post_norm]
+        if self._follows_decode:
+            states = [self._tokens_of(post_norm), *states]
         self._tap.capture(batch, states)
         self._taken = True
         self._reused = reused
         self._producer_count("batches")
+
+    def _tokens_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the token ids that the rows of a batch are of, int64 [rows, 1].
+
+        Those of a prompt are known already, so a model that gets embeddings in their place may have
+        none.
+        """
+        if self._token_ids is None:
+            return states.new_zeros((len(states), 1), dtype=torch.int64)
+        # Some samplers give 32 bits.
+        return self._token_ids.to(torch.int64).unsqueeze(1)
+
+    def _take_replayed(self) -> None:
+        """Take the states of a decode batch that ran as the replay of a graph.
+
+        The tokens are those that the graph was replayed with: were the states of another pass, so
+        would they be.
+        """
+        left = self._attachment.replayed_decode()
+        if left is not None:
+            self._token_ids, (*states, post_norm) = left
+            self._receive(states, post_norm, reused=True)
 
     def _start_run(self, plan: Plan) -> None:
         self._final = plan.settings.final
@@ -256,6 +313,11 @@ def _copier(producer: Producer, device: torch.device) -> Copier:
 def _writer_config(plan: Plan, info: RunInfo, run_dir: Path, copier: Copier) -> WriterConfig:
     """Return what the writer is told; the launcher adds the descriptors."""
     names = [*map(layer_stream, info.layer_ids), *(f"final.{kind}" for kind in info.final)]
+    streams = [StreamSpec(name, info.dtype, info.hidden_size) for name in names]
+    if plan.settings.follows_decode:
+        # Beside the states, so that they cannot come apart: with overlap scheduling nobody on the
+        # host knows the tokens of a pass when it begins.
+        streams.insert(0, TOKENS)
     space = os.statvfs(run_dir)
     return WriterConfig(
         ring=-1,
@@ -266,7 +328,7 @@ def _writer_config(plan: Plan, info: RunInfo, run_dir: Path, copier: Copier) -> 
         reserve_bytes=plan.settings.reserve.bytes_of(space.f_blocks * space.f_frsize),
         workers=plan.settings.workers,
         server_pid=os.getpid(),
-        streams=tuple(StreamSpec(name, info.dtype, info.hidden_size) for name in names),
+        streams=tuple(streams),
         splits_planes=copier.splits_planes,
         metadata=_capture_metadata(info),
     )
@@ -308,6 +370,7 @@ def _create_run(
         ranks={"tp": plan.ranks.tp, "pp": plan.ranks.pp, "dp": plan.ranks.dp},
         norm=norm_weight(attachment.model.norm),
         notes=plan.notes + ((unlinked,) if unlinked is not None else ()),
+        phases=plan.settings.phases,
     )
     run_dir = plan.dump_dir.path / run_id
     run_dir.mkdir(mode=plan.dump_dir.directory_mode)

@@ -2,9 +2,10 @@
 
 One message describes one forward pass of the model, or a part of one that was too large for a
 single entry. The payload holds, for each stream in order, the rows of all segments back to back,
-then the token ids of all opened records, and then the lineage of their cached prefixes: two int64 a
-token, (key << 32 | position) of the row that was computed into its slot of the KV cache, -1 where
-that is not known, and the token id that it was computed from.
+then the token ids of all opened records and those that the closed ones have generated, and then the
+lineage of the cached prefixes of the opened ones: two int64 a token, (key << 32 | position) of the
+row that was computed into its slot of the KV cache, -1 where that is not known, and the token id
+that it was computed from.
 
 The parts of a message are not frozen: the scheduler's thread makes hundreds of them a pass, and
 making a frozen one takes three times as long. Nobody changes them.
@@ -66,13 +67,15 @@ class Closed:
     """A request of which no more rows will come; `reason` where it did not end regularly.
 
     `rid` and `num_tokens` are for a writer that took the place of another one, which alone knew
-    the request.
+    the request. The last `generated` of its `num_tokens` tokens were generated; their ids (int64)
+    are in the payload.
     """
 
     key: int
     rid: str
     num_tokens: int
     reason: str | None = None
+    generated: int = 0
 
 
 @dataclass(frozen=True)

@@ -156,11 +156,12 @@ def _attachment(run: Run) -> Check:
     else:
         life = f"its process {info.server_pid} is gone"
     layers = ",".join(map(str, info.layer_ids)) or "none"
+    too = ", generated tokens too" if "decode" in info.phases else ""
     return Check(
         "attached",
         "ok" if run.live or run.ended else "warn",
         f"run {info.run_id}, {life}: {info.model_class} of SGLang {info.sglang_version}, "
-        f"door {info.door}, layers {layers}, final {' and '.join(info.final) or 'none'}, "
+        f"door {info.door}, layers {layers}, final {' and '.join(info.final) or 'none'}{too}, "
         f"{count_text(len(info.wrapped), 'function')} wrapped",
         "the server stopped without a word; the captures that it published are there",
     )

@@ -75,12 +75,12 @@ class OtherPromptError(Exception):
     """The answer is to another prompt than that of the capture."""
 
 
-def claims_of(capture: Capture, answer: Answer, vocab_size: int) -> list[Claim]:
+def claims_of(capture: Capture, answer: Answer, vocab_size: int, tokens: int) -> list[Claim]:
     """What the answer says of the rows that the capture has, at most `ROWS` of them, and the last.
 
-    Raises `OtherPromptError`.
+    The answer is to the first `tokens` of its tokens. Raises `OtherPromptError`.
     """
-    ids = capture.input_ids.tolist()
+    ids = capture.input_ids.tolist()[:tokens]
     first = len(ids) - len(answer.logprobs)
     # SGLang writes 0 for the last token of the vocabulary, which it takes for the hash of an image.
     known = [token if token < vocab_size - 1 else 0 for token in ids]

@@ -39,6 +39,8 @@ def look_at_settings(
     listed = ",".join(map(str, layers.ids))
     chosen = {"auto": "auto", "ids": listed, "eagle3": f"eagle3:{listed}"}[layers.kind]
     text = f"layers {chosen}, final {' and '.join(settings.final) or 'none'}"
+    if settings.follows_decode:
+        text += ", generated tokens too"
     if settings.rids is not None:
         text += f", only rids like {settings.rids!r}"
     return Check(name, "ok", text)

@@ -126,7 +126,9 @@ def _look_at_capture(
         states = [s for s in get_args(FinalState) if s in capture.metadata["final"]]
         why = _unfit(capture, states)
         if why is None:
-            claims = claims_of(capture, witness.answer(capture), checkpoint.vocab_size)
+            # Saved answers are to the prompt; what a server is asked ends with its answer.
+            tokens = capture.num_tokens if witness.asked_again else capture.prompt_tokens
+            claims = claims_of(capture, witness.answer(capture), checkpoint.vocab_size, tokens)
             why = None if claims else "without an answer to one of their rows"
         if why is not None:
             raise AnswerMissingError(why)

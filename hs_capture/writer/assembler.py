@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,16 +16,22 @@ from queue import SimpleQueue
 from hs_capture.faults import FaultLog
 from hs_capture.format.codec import Encoded, dtype_of, encode, encode_planes, rows_per_block
 from hs_capture.format.container import ContainerWriter
+from hs_capture.intervals import union
 from hs_capture.ring.consumer import Consumer, Entry
 from hs_capture.ring.message import Closed, Lost, Opened, Segment, StreamSpec
-from hs_capture.writer.config import WriterConfig
+from hs_capture.writer.config import TOKENS, WriterConfig
+from hs_capture.writer.generation import Generation, RowLayout
 from hs_capture.writer.leftovers import OPEN_FOLDER
 from hs_capture.writer.lineage import LINEAGE_BYTES, links_of
 from hs_capture.writer.publisher import Publisher
 from hs_capture.writer.record import Record
 
-INPUT_IDS = StreamSpec("input_ids", "int64", 1)
+INPUT_IDS = TOKENS
 TOKEN_ID_BYTES = 8
+RETRACTED = "retracted"
+"""Why rows are missing that were computed of other tokens than the request has in the end."""
+WAITING_BYTES = 256 * 1024**2
+"""So many bytes of rows of generated tokens may wait to become blocks of a good size."""
 TASK_BYTES = 2 * 1024**2
 """Blocks go to a thread together until they are so many bytes: to wake a thread may take as long as
 to compress 100 KiB."""
@@ -32,13 +39,13 @@ to compress 100 KiB."""
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows of one stream of one record, still in the ring."""
+    """Consecutive rows of one stream of one record; those of its prompt are still in the ring."""
 
     record: Record
     stream: StreamSpec
     start: int
     stop: int
-    data: tuple[memoryview, ...]
+    data: tuple[memoryview | bytes, ...]
     """Its byte planes, or all of its elements as one."""
 
     @property
@@ -89,6 +96,9 @@ class Assembler:
     ) -> None:
         """Unfinished files go to the folder ``open`` of the run directory."""
         self._config = config
+        self._row_bytes = sum(row_bytes(stream) for stream in config.streams)
+        # The streams without the tokens that the rows are of, which are before them.
+        self._states = tuple(stream for stream in config.streams if stream != TOKENS)
         self._ring = ring
         self._publisher = publisher
         self._pool = pool
@@ -105,6 +115,10 @@ class Assembler:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
             left_by_earlier_writer.unlink(missing_ok=True)
+        self._layout = (
+            RowLayout(config.streams, config.splits_planes) if config.follows_decode else None
+        )
+        self._waiting = 0
         self._pending = 0
         self._lock = threading.Lock()
         self._faults = faults
@@ -123,7 +137,8 @@ class Assembler:
         """Do what `entry` says. Its payload is released when the last block of it is stored."""
         message = entry.message
         ids_at = message.rows * self._row_bytes
-        lineage_at = ids_at + sum(o.num_tokens for o in message.opened) * TOKEN_ID_BYTES
+        ids = sum(o.num_tokens for o in message.opened) + sum(c.generated for c in message.closed)
+        lineage_at = ids_at + ids * TOKEN_ID_BYTES
         blocks: list[Block] = []
         for opened in message.opened:
             end = ids_at + opened.num_tokens * TOKEN_ID_BYTES
@@ -136,9 +151,12 @@ class Assembler:
         self._submit(entry, blocks)
         for lost in message.lost:
             if lost.key in self._open:
-                self._open[lost.key].losses.append(lost)
-        for closed in message.closed:
-            self._close(entry, closed)
+                self._open[lost.key].lose(lost)
+        for closed, generated in self._ends(entry):
+            self._close(entry, closed, generated)
+        if self._layout is not None and self._waiting * self._layout.row_bytes > WAITING_BYTES:
+            for record in self._open.values():
+                self._submit(None, list(self._grown(record)))
         self._ring.release(entry)
 
     def renounce(self, entry: Entry, reason: str) -> None:
@@ -150,9 +168,9 @@ class Assembler:
         for segment in entry.message.segments:
             if segment.key in self._open:
                 lost = Lost(segment.key, segment.start, segment.stop, reason)
-                self._open[segment.key].losses.append(lost)
-        for closed in entry.message.closed:
-            self._close(entry, closed)
+                self._open[segment.key].lose(lost)
+        for closed, generated in self._ends(entry):
+            self._close(entry, closed, generated)
         self._ring.release(entry)
 
     def give_up(self, reason: str) -> None:
@@ -175,10 +193,6 @@ class Assembler:
                 self._overdue.add(key)
                 self._close_record(record, "aborted")
 
-    @property
-    def _row_bytes(self) -> int:
-        return sum(row_bytes(stream) for stream in self._config.streams)
-
     def _is_known(self, key: int) -> bool:
         """Whether a request is open or was told already.
 
@@ -192,12 +206,14 @@ class Assembler:
             return
         path = os.path.join(self._folder, f"{self._config.rank}-{opened.key}.part")
         container = ContainerWriter(path, mode=self._config.file_mode)
-        for stream in (INPUT_IDS, *self._config.streams):
+        for stream in (INPUT_IDS, *self._states):
             width = None if stream is INPUT_IDS else stream.width
             container.declare(stream.name, stream.dtype, width)
         record = Record(opened, container)
         if opened.lineage:
             record.origins = links_of(lineage, ids, opened.key)
+        if self._layout is not None:
+            record.generation = Generation(opened.num_tokens)
         self._open[opened.key] = record
         yield Block(record, INPUT_IDS, 0, opened.num_tokens, (ids,))
 
@@ -208,9 +224,16 @@ class Assembler:
             if segment.key in self._overdue:
                 self._ring.count("rows_late", segment.stop - segment.start)
             return
-        for start, stop in record.take(segment.start, segment.stop):
-            offset = 0
-            for stream in self._config.streams:
+        prompt = record.request.num_tokens
+        for start, end in record.take(segment.start, segment.stop):
+            if end > prompt:
+                row = segment.row - segment.start
+                yield from self._take_generated(entry, record, max(start, prompt), end, row)
+            stop = min(end, prompt)
+            if start >= stop:
+                continue
+            offset = (row_bytes(TOKENS) if record.generation else 0) * entry.message.rows
+            for stream in self._states:
                 size = entry.message.rows * row_bytes(stream)
                 payload = entry.payload[offset : offset + size]
                 rows = rows_per_block(row_bytes(stream))
@@ -220,6 +243,29 @@ class Assembler:
                     data = self._slices(payload, stream, entry.message.rows, row, row + b - a)
                     yield Block(record, stream, a, b, data)
                 offset += size
+
+    def _take_generated(
+        self, entry: Entry, record: Record, start: int, stop: int, row: int
+    ) -> Iterator[Block]:
+        """Keep the generated positions [start, stop), which lie from row `row + start` on."""
+        assert self._layout is not None
+        assert record.generation is not None
+        for position in range(start, stop):
+            taken = self._layout.row(entry.payload, entry.message.rows, row + position)
+            record.generation.add(position, self._layout.token_of(taken), taken)
+        self._waiting += stop - start
+        if record.generation.waiting > self._layout.block_rows:
+            yield from self._grown(record)
+
+    def _grown(self, record: Record, below: int | None = None) -> Iterator[Block]:
+        """Make blocks of the generated rows of `record` that wait; see `Generation.take`."""
+        if self._layout is None or record.generation is None:
+            return
+        self._waiting -= record.generation.waiting
+        for start, rows in record.generation.take(below):
+            for stream, data in self._layout.streams_of(rows):
+                yield Block(record, stream, start, start + len(rows), data)
+        self._waiting += record.generation.waiting
 
     def _slices(
         self, payload: memoryview, stream: StreamSpec, rows: int, start: int, stop: int
@@ -232,7 +278,7 @@ class Assembler:
             for base in range(0, planes * rows * row, rows * row)
         )
 
-    def _submit(self, entry: Entry, blocks: list[Block]) -> None:
+    def _submit(self, entry: Entry | None, blocks: list[Block]) -> None:
         # All are counted before the first is stored: a record is whole when none of its own is
         # left.
         with self._lock:
@@ -240,10 +286,11 @@ class Assembler:
             for block in blocks:
                 block.record.pending += 1
         for task in _tasks(blocks):
-            self._ring.keep(entry)
+            if entry is not None:
+                self._ring.keep(entry)
             self._pool.submit(self._store, entry, task)
 
-    def _store(self, entry: Entry, blocks: list[Block]) -> None:
+    def _store(self, entry: Entry | None, blocks: list[Block]) -> None:
         """Compress blocks, then write them. Runs in the pool and must not raise."""
         try:
             compressed = self._compressed(blocks)
@@ -256,7 +303,8 @@ class Assembler:
             for block in blocks:
                 block.record.failure = block.record.failure or _reason(error)
         finally:
-            self._ring.release(entry)
+            if entry is not None:
+                self._ring.release(entry)
             for block in blocks:
                 if self._settle(block.record, stored=1):
                     self._finish(block.record)
@@ -301,7 +349,17 @@ class Assembler:
         block.record.failure = _reason(error)
         self._faults.record("a block could not be stored", error)
 
-    def _close(self, entry: Entry, closed: Closed) -> None:
+    def _ends(self, entry: Entry) -> Iterator[tuple[Closed, array[int]]]:
+        """Yield what the message closes, with the tokens that were generated."""
+        message = entry.message
+        at = message.rows * self._row_bytes
+        at += sum(opened.num_tokens for opened in message.opened) * TOKEN_ID_BYTES
+        for closed in message.closed:
+            end = at + closed.generated * TOKEN_ID_BYTES
+            yield closed, array("q", entry.payload[at:end].tobytes())
+            at = end
+
+    def _close(self, entry: Entry, closed: Closed, generated: array[int]) -> None:
         if closed.key in self._overdue:
             # It was published when it was closed for lack of news.
             self._overdue.remove(closed.key)
@@ -317,11 +375,20 @@ class Assembler:
         # before, the next one reads that the request was closed, and tells of the loss.
         self._ring.keep(entry)
         record.closing_entry = entry
-        self._close_record(record, closed.reason)
+        self._close_record(record, closed.reason, generated)
 
-    def _close_record(self, record: Record, reason: str | None) -> None:
+    def _close_record(
+        self, record: Record, reason: str | None, generated: array[int] | None = None
+    ) -> None:
+        """Take nothing more of `record`, which has `generated` these tokens if that is known."""
         del self._open[record.request.key]
         record.end_reason = reason
+        if record.generation is not None:
+            record.end(record.generation.known() if generated is None else generated)
+            record.certain = record.request.num_tokens + record.generation.agreeing(
+                record.generated
+            )
+            self._submit(None, list(self._grown(record, below=record.certain)))
         if self._settle(record, closing=True):
             # The disk may take long, and this thread must see when the time is over.
             self._pool.submit(self._finish, record)
@@ -349,6 +416,7 @@ class Assembler:
     def _publish(self, record: Record) -> None:
         try:
             if record.failure is None:
+                self._complete(record)
                 self._publisher.publish(record)
                 return
         except Exception as error:
@@ -357,7 +425,21 @@ class Assembler:
             record.container.abort()
         except OSError as error:
             self._count_error("an unfinished file could not be removed", error)
-        self._lose(record.request, record.failure or "error")
+        key, rid = record.request.key, record.request.rid
+        self._publisher.give_up(key, rid, record.num_tokens, record.failure or "error")
+
+    def _complete(self, record: Record) -> None:
+        """Add the generated tokens, and take back what ran as others. All blocks are stored."""
+        if record.certain is None:
+            return
+        prompt, total = record.request.num_tokens, record.num_tokens
+        gone = record.container.cut(record.certain)
+        if record.certain < total:
+            gone = union([*gone, (record.certain, total)])
+        record.take_back(gone, RETRACTED)
+        if total > prompt:
+            ids = encode(array("q", record.generated).tobytes(), INPUT_IDS.dtype)
+            record.container.add(INPUT_IDS.name, prompt, total, ids)
 
     def _lose(self, request: Opened | Closed, reason: str) -> None:
         self._publisher.give_up(request.key, request.rid, request.num_tokens, reason)

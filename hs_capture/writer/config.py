@@ -7,9 +7,12 @@ from typing import Any
 
 import orjson
 
+from hs_capture.format.metadata import INPUT_IDS
 from hs_capture.ring.message import StreamSpec
 
 RECORD_SECONDS = 600.0
+TOKENS = StreamSpec(INPUT_IDS, "int64", 1)
+"""The first stream of a server that captures generated tokens: what each row was computed of."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class WriterConfig:
     record_seconds: float = field(default_factory=lambda: RECORD_SECONDS)
     """How long a record stays open without news. SGLang tells nobody of an aborted request, and an
     idle server keeps its object, so that not even its end is seen."""
+
+    @property
+    def follows_decode(self) -> bool:
+        """Whether the rows of generated tokens come too, each with the token that it is of."""
+        return self.streams[:1] == (TOKENS,)
 
     def encode(self) -> bytes:
         """Return the configuration as JSON."""

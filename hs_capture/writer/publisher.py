@@ -17,7 +17,7 @@ from hs_capture.faults import FaultLog
 from hs_capture.format.catalog import capture_files, describe
 from hs_capture.format.codec import dtype_of
 from hs_capture.format.index import IndexEntry, append_line, cut_torn_line, iterate_index
-from hs_capture.writer.config import WriterConfig
+from hs_capture.writer.config import TOKENS, WriterConfig
 from hs_capture.writer.record import Record
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,9 @@ class Publisher:
         self._config = config
         self._lock = threading.Lock()
         self._row_bytes = sum(
-            stream.width * dtype_of(stream.dtype).itemsize for stream in config.streams
+            stream.width * dtype_of(stream.dtype).itemsize
+            for stream in config.streams
+            if stream != TOKENS
         )
         # A folder must be searchable wherever its files are readable.
         self._folder_mode = config.file_mode | (config.file_mode & 0o440) >> 2
@@ -86,11 +88,13 @@ class Publisher:
         file = f"{folder}/{sequence:09d}-{safe_name(record.request.rid)}.hsc"
         now = time.time()
         missing, links = record.missing, record.links
+        followed = record.prompt_tokens
+        prompt = {} if followed is None else {"prompt_tokens": followed}
         entry = IndexEntry(
             sequence=sequence,
             file=file,
             rid=record.request.rid,
-            num_tokens=record.request.num_tokens,
+            num_tokens=record.num_tokens,
             rows=record.rows,
             complete=not missing,
             incomplete_reason=record.incomplete_reason,
@@ -100,7 +104,7 @@ class Publisher:
                 {
                     "rid": record.request.rid,
                     "sequence": sequence,
-                    "num_tokens": record.request.num_tokens,
+                    "num_tokens": record.num_tokens,
                     "complete": not missing,
                     "incomplete_reason": record.incomplete_reason,
                     "missing": missing,
@@ -109,15 +113,17 @@ class Publisher:
                     "weights_version": record.request.weights_version,
                     "lora": record.request.lora,
                     "links": links,
+                    **prompt,
                     **self._config.metadata,
                 },
-                rows=record.request.num_tokens,
+                rows=record.num_tokens,
             ),
             published=now,
             key=record.request.key,
             weights_version=record.request.weights_version,
             lora=record.request.lora,
             links=links,
+            prompt_tokens=record.prompt_tokens,
         )
         try:
             os.rename(record.path, os.path.join(self.run_dir, file))

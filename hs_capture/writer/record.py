@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hs_capture.format.container import ContainerWriter
@@ -10,6 +11,7 @@ from hs_capture.format.links import Link
 from hs_capture.intervals import Interval, length, subtract, union
 from hs_capture.ring.consumer import Entry
 from hs_capture.ring.message import Lost, Opened
+from hs_capture.writer.generation import Generation
 
 
 @dataclass
@@ -18,6 +20,12 @@ class Record:
 
     request: Opened
     container: ContainerWriter
+    generation: Generation | None = None
+    """What it generates, where that is followed."""
+    generated: Sequence[int] = ()
+    """The generated tokens whose rows belong to it, once it is closing."""
+    certain: int | None = None
+    """Where the first row is, if any, that ran as another token than that of the request."""
     covered: list[Interval] = field(default_factory=list)
     losses: list[Lost] = field(default_factory=list)
     last_news: float = field(default_factory=time.monotonic)
@@ -42,8 +50,18 @@ class Record:
 
     @property
     def missing(self) -> list[Interval]:
-        """Token positions of the prompt that were not captured."""
-        return subtract((0, self.request.num_tokens), self.covered)
+        """Token positions that were not captured."""
+        return subtract((0, self.num_tokens), self.covered)
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt, and of what was generated once it is closing."""
+        return self.request.num_tokens + len(self.generated)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Length of the prompt, None where nothing else is followed."""
+        return None if self.generation is None else self.request.num_tokens
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -68,9 +86,38 @@ class Record:
         rows are there already. Positions from the prompt's end on are generated tokens.
         """
         self.last_news = time.monotonic()
-        new = subtract((start, min(stop, self.request.num_tokens)), self.covered)
+        if self.generation is None:
+            stop = min(stop, self.request.num_tokens)
+        if self.covered and self.covered[-1][1] == start < stop:
+            # As nearly always, above all where each token comes by itself.
+            self.covered[-1] = (self.covered[-1][0], stop)
+            return [(start, stop)]
+        new = subtract((start, stop), self.covered)
         self.covered = union([*self.covered, *new])
         return new
+
+    def lose(self, lost: Lost) -> None:
+        """Note that positions will not come."""
+        last = self.losses[-1] if self.losses else None
+        if last is not None and (last.reason, last.stop) == (lost.reason, lost.start):
+            # Of a request that generates, each token is a loss of its own.
+            last.stop = lost.stop
+        else:
+            self.losses.append(lost)
+
+    def end(self, generated: Sequence[int]) -> None:
+        """Fix the tokens: the prompt and these `generated` ones. What is beyond is not of them."""
+        self.generated = generated
+        stop = self.num_tokens
+        self.covered = [(a, min(b, stop)) for a, b in self.covered if a < stop]
+
+    def take_back(self, gone: Iterable[Interval], reason: str) -> None:
+        """Count these positions as not captured, for `reason`."""
+        for start, stop in gone:
+            self.covered = [
+                left for interval in self.covered for left in subtract(interval, [(start, stop)])
+            ]
+            self.losses.insert(0, Lost(self.request.key, start, stop, reason))
 
     @property
     def incomplete_reason(self) -> str | None:
@@ -85,7 +132,7 @@ class Record:
         for loss in self.losses:
             if any(start < loss.stop and loss.start < stop for start, stop in missing):
                 return loss.reason
-        if self.end_reason is not None:
-            return self.end_reason
         in_cache = missing[-1][1] <= self.request.cached_tokens
+        if self.end_reason is not None and not (in_cache and self.generation):
+            return self.end_reason
         return "prefix_cache" if in_cache else "unknown"

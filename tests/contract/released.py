@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hs_capture.hooks.contract import CONTRACT, family_contract
+from hs_capture.hooks.contract import CONTRACT, DECODE_CONTRACT, family_contract
 from hs_capture.hooks.families import FAMILIES
 from hs_capture.hooks.source import Source
 
@@ -28,7 +28,7 @@ _DOWNLOAD = (
 )
 
 
-READ = (CONTRACT, *map(family_contract, FAMILIES))
+READ = (CONTRACT, DECODE_CONTRACT, *map(family_contract, FAMILIES))
 """All that is read of a release: what every server relies on, and each family of models."""
 
 

@@ -34,7 +34,9 @@ def newest_source(released: Callable[[str], Path]) -> Source:
 def changed(released: Callable[[str], Path]) -> Callable[[str, str], list[str]]:
     """Return what is broken in a release in which a name is another."""
     sources = {version: Source(released(version)) for version in (OLDEST, NEWEST)}
-    return lambda version, name: broken_in(Renamed(sources[version], name, "something_else"))
+    return lambda version, name: broken_in(
+        Renamed(sources[version], name, "something_else"), follows_decode=True
+    )
 
 
 @pytest.mark.parametrize("version", TESTED_RELEASES)
@@ -43,7 +45,7 @@ def test_a_supported_release_keeps_the_contract(
 ) -> None:
     """Read from the wheel's source, without importing it."""
     before = set(sys.modules)
-    assert broken(released(version)) == []
+    assert broken(released(version), follows_decode=True) == []
     assert not {name for name in set(sys.modules) - before if name.startswith("sglang")}
     assert require_release(version, None) == ()
 
@@ -51,7 +53,7 @@ def test_a_supported_release_keeps_the_contract(
 def test_the_newest_release_of_today_keeps_the_contract(tmp_path: Path) -> None:
     """It may be newer than this tree: then this is the test that says what it broke."""
     version, path = newest()
-    assert broken(unpack(path, tmp_path)) == [], f"SGLang {version}"
+    assert broken(unpack(path, tmp_path), follows_decode=True) == [], f"SGLang {version}"
 
 
 @pytest.mark.parametrize("family", OTHERS, ids=lambda family: family.stem)
@@ -110,6 +112,10 @@ def test_a_name_that_a_family_has_lost_is_reported(
         ("disaggregation_mode", "ServerArgs"),
         ("load_weights", "deepseek_v2.py: DeepseekV2ForCausalLM"),
         ("lora_id", "schedule_batch.py: Req"),
+        ("output_ids", "schedule_batch.py: Req"),
+        ("finished_reason", "schedule_batch.py: Req"),
+        ("rids", "forward_batch_info.py: ForwardBatch"),
+        ("speculative_algorithm", "ServerArgs"),
         ("lora_refs", "lora_manager.py: LoRAManager"),
         ("flush_cache", "io_struct.py: UpdateWeightsFromTensorReqInput"),
     ],
@@ -133,6 +139,14 @@ def test_a_name_that_is_gone_is_reported(
         (NEWEST, "attn_cp_rank", "ranks of a process"),
         (OLDEST, "disable_piecewise_cuda_graph", "how prefill runs"),
         (NEWEST, "check_cuda_graph_backend", "how prefill runs"),
+        (OLDEST, "check_finished", "end of a request"),
+        (NEWEST, "update_finish_state", "end of a request"),
+        (OLDEST, "seq_lens_cpu", "lengths of a decode batch"),
+        (NEWEST, "seq_lens_cpu", "lengths of a decode batch"),
+        (OLDEST, "capture_bs", "decode graphs, the largest first"),
+        (NEWEST, "capture_bs", "decode graphs, the largest first"),
+        (OLDEST, "disable_cuda_graph", "how decode runs"),
+        (NEWEST, "FULL", "how decode runs"),
         (OLDEST, "residual", "states of the layers"),
         (NEWEST, "captured_last_layer_outputs", "states of the layers"),
         (OLDEST, "enable_prefill_context_parallel", "context parallelism"),

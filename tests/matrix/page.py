@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hs_capture.hooks.compat import OBSTACLES, OTHERS_OBSTACLES
+from hs_capture.hooks.decode_obstacles import DECODE_OBSTACLES
 from matrix.releases import RELEASES
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -35,7 +36,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def refusals() -> str:
     """Return the list of the settings with which a server does not start, in its own words."""
-    return "\n".join(f"- {obstacle.text}" for obstacle in (*OBSTACLES, *OTHERS_OBSTACLES))
+    obstacles = (*OBSTACLES, *OTHERS_OBSTACLES, *DECODE_OBSTACLES)
+    return "\n".join(f"- {obstacle.text}" for obstacle in obstacles)
 
 
 def write(name: str, text: str) -> None:

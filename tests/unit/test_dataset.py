@@ -46,6 +46,20 @@ def test_samples_give_masks_names_and_the_order(tmp_path: Path) -> None:
     assert dataset.left_out == {"not in samples.jsonl": 2}
 
 
+def test_generated_tokens_are_in_the_loss_and_their_prompt_is_not(tmp_path: Path) -> None:
+    """Of a capture with nothing generated in it all tokens count; a sample's own mask holds."""
+    write_store(tmp_path, (3,))
+    for number, prompt in ((1, 4), (2, 6)):
+        write_capture(tmp_path / RUN.run_id, number, f"r{number}", streams(6), prompt_tokens=prompt)
+    dataset = HiddenStatesDataset(tmp_path, final="pre_norm")
+    masks = [dataset[i]["loss_mask"].tolist() for i in range(3)]
+    assert masks == [[1] * 3, [0, 0, 0, 0, 1, 1], [1] * 6]
+    assert [dataset.capture(i).prompt_tokens for i in range(3)] == [3, 4, 6]
+    write_samples(tmp_path, Sample(0, "a", "r1", ((0, 2),)))
+    (item,) = HiddenStatesDataset(tmp_path, final="pre_norm")
+    assert item["loss_mask"].tolist() == [1, 1, 0, 0, 0, 0]
+
+
 def test_incomplete_captures_are_not_in_it(tmp_path: Path) -> None:
     write_store(tmp_path, (3,))
     write_capture(

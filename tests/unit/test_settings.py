@@ -46,7 +46,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
 
 def test_an_empty_value_means_the_default() -> None:
     names = [name.removeprefix("SGLANG_HS_") for name in VARIABLES if "DUMP_DIR" not in name]
-    assert len(names) == 8
+    assert len(names) == 9
     assert settings(**dict.fromkeys(names, "  ")) == settings()
 
 
@@ -133,6 +133,26 @@ def test_malformed_and_double_layers_are_refused(text: str, part: str) -> None:
 )
 def test_final(text: str, final: tuple[str, ...]) -> None:
     assert settings(FINAL=text).final == final
+
+
+@pytest.mark.parametrize("text", ["prefill,decode", " prefill , decode "])
+def test_generated_tokens_are_asked_for_beside_the_prompt(text: str) -> None:
+    assert settings(PHASES=text).phases == ("prefill", "decode")
+    assert settings(PHASES=text).follows_decode
+    for prompts_alone in (settings(), settings(PHASES="prefill"), settings(PHASES="")):
+        assert prompts_alone.phases == ("prefill",)
+        assert not prompts_alone.follows_decode
+
+
+@pytest.mark.parametrize("text", ["decode", "decode,prefill", "prefill,", "all", "Prefill"])
+def test_other_phases_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"SGLANG_HS_PHASES=.*give prefill, or prefill,decode"):
+        settings(PHASES=text)
+
+
+def test_decode_alone_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="come with those of their prompt alone"):
+        settings(PHASES="decode")
 
 
 def test_rids_is_any_shell_pattern() -> None:

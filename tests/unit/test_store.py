@@ -168,7 +168,7 @@ def test_no_layers_is_not_an_empty_tensor(dump: Path) -> None:
 
 @pytest.mark.parametrize("rows", [(-1, 2), (0, 11), (5, 4)])
 def test_a_pair_beyond_the_prompt_is_an_index_error(dump: Path, rows: tuple[int, int]) -> None:
-    with pytest.raises(IndexError, match="not within the 10 tokens of the prompt"):
+    with pytest.raises(IndexError, match="not within the 10 tokens"):
         capture(dump).aux_hidden_states(rows)
 
 
@@ -314,6 +314,23 @@ def test_a_prompt_is_found_by_its_token_ids(dump: Path) -> None:
     assert store.find(ids[:-1]) == store.find([]) == []
     store["r"].path.unlink()
     assert [c.rid for c in store.find(ids)] == ["again"]
+
+
+def test_a_conversation_is_found_by_its_prompt_and_as_a_whole(dump: Path) -> None:
+    run = write_run(dump)
+    write_capture(run, 0, "prompt-alone", STREAMS)
+    tokens = len(next(iter(STREAMS.values())))
+    write_capture(run, 1, "talk", STREAMS, prompt_tokens=4)
+    store = open_store(dump)
+    alone, talk = store["prompt-alone"], store["talk"]
+    assert (alone.prompt_tokens, alone.num_tokens) == (tokens, tokens)
+    assert (talk.prompt_tokens, talk.num_tokens) == (4, tokens)
+    assert talk.metadata["prompt_tokens"] == 4
+    ids = talk.input_ids
+    for wanted in (ids, ids[:4]):
+        assert [c.rid for c in store.find(wanted)] == ["talk"]
+    assert store.find(ids[:5]) == store.find(ids[1:5]) == []
+    assert store.find(alone.input_ids[:4]) == []
 
 
 def test_a_rid_that_never_came_is_a_key_error(dump: Path) -> None:

@@ -12,12 +12,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from capture_files import RUN, write_capture
 from hs_capture import Capture, ConfigError, open_store
-from hs_capture.export.formats import NAMES, format_named
+from hs_capture.export.formats import NAMES, Row, format_named
 from hs_capture.export.plan import Wish, make_plan
 from hs_capture.export.run import run
 from hs_capture.samples import Sample
-from unit.export.stores import write_samples, write_store
+from unit.export.stores import streams, write_samples, write_store
 
 MASKS = {"r0": [0, 1, 1, 0, 1], "r1": [0] * 7, "r2": [1], "r3": [0, 0, 0, 0, 1, 1]}
 
@@ -181,6 +182,25 @@ def test_without_samples_every_token_is_trained_on_in_publish_order(
     if first.endswith("pt"):
         data = torch.load(tmp_path / "out" / first, weights_only=True)
         assert data["loss_mask"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_samples_the_answers_are_trained_on_where_they_were_captured(
+    tmp_path: Path, name: str
+) -> None:
+    """In the files, in the rows of a data set beside them, and said in export.json."""
+    folder = write_store(tmp_path / "store", ())
+    write_capture(folder / RUN.run_id, 0, "r0", streams(5), prompt_tokens=2)
+    plan = make_plan(open_store(folder), format_named(name), Wish())
+    run(plan, tmp_path / "out", workers=1)
+    said = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert said["loss_mask"].startswith("ones for generated tokens")
+    (job,) = plan.jobs
+    assert Row(0, job.capture, None).loss_mask().tolist() == [0, 0, 1, 1, 1]
+    first = plan.format.file_name(0)
+    if first.endswith("pt"):
+        data = torch.load(tmp_path / "out" / first, weights_only=True)
+        assert data["loss_mask"].tolist() == [0, 0, 1, 1, 1]
 
 
 def test_a_format_that_does_not_exist_names_those_that_do() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from capture_files import states, write_container
 from hs_capture.errors import FormatError, NotCapturedError
+from hs_capture.format import late_file
 from hs_capture.format.codec import MAX_BLOCK_BYTES, Encoded, encode
 from hs_capture.format.container import ContainerReader, ContainerWriter
 
@@ -165,6 +166,35 @@ def test_blocks_may_arrive_in_any_order_and_from_many_threads(path: Path) -> Non
     writer.finish({}, 64)
     with ContainerReader(path) as reader:
         assert reader.read("s").tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("held", [0, 2000, 1 << 20], ids=["in-the-file", "both", "in-memory"])
+def test_blocks_beyond_a_row_are_taken_back_without_a_hole(
+    path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    """Each as a whole; what is left is the file that would be there had they never come."""
+    monkeypatch.setattr(late_file, "HELD_BYTES", held)
+    values, other = states(64, 8, seed=1), states(64, 8, seed=2)
+    writer, plain = ContainerWriter(path), ContainerWriter(path.with_name("plain.hsc"))
+    for one in (writer, plain):
+        one.declare("s", "float32", 8)
+        one.declare("t", "float32", 8)
+    for start, stop in ((40, 50), (0, 10), (20, 30), (10, 20), (50, 64)):
+        for name, rows in (("s", values), ("t", other)):
+            writer.add(name, start, stop, encode(rows[start:stop], "float32"))
+            if stop <= 25:
+                plain.add(name, start, stop, encode(rows[start:stop], "float32"))
+    assert writer.cut(64) == []
+    assert writer.cut(25) == [(20, 30), (40, 50), (50, 64)]
+    assert writer.raw_bytes == plain.raw_bytes == 2 * 20 * 32
+    writer.add("s", 30, 31, encode(values[30:31], "float32"))
+    plain.add("s", 30, 31, encode(values[30:31], "float32"))
+    assert writer.finish({}, 40) == plain.finish({}, 40)
+    assert path.read_bytes() == path.with_name("plain.hsc").read_bytes()
+    with ContainerReader(path) as reader:
+        reader.check()
+        assert reader.covered("t") == [(0, 20)]
+        assert reader.read("s", 0, 20).tobytes() == values[:20].tobytes()
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640])

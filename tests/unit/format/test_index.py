@@ -31,6 +31,7 @@ ENTRY = IndexEntry(
     weights_version=2,
     lora="tuned",
     links=((0, 2, 1),),
+    prompt_tokens=6,
 )
 LINKED = IndexEntry(
     sequence=9,
@@ -77,6 +78,7 @@ def test_a_line_is_plain_json(path: Path) -> None:
         "weights_version": 2,
         "lora": "tuned",
         "links": [[0, 2, 1]],
+        "prompt_tokens": 6,
     }
 
 
@@ -97,15 +99,17 @@ WHOLE = replace(
     "line",
     [
         append_line(WHOLE),
-        append_line(WHOLE).replace(b',"links":[]', b""),
+        append_line(replace(WHOLE, prompt_tokens=None)),
+        append_line(WHOLE).replace(b',"links":[],"prompt_tokens":6', b""),
         append_line(LINKED),
+        append_line(replace(LINKED, prompt_tokens=8)),
     ],
-    ids=["complete", "complete-without-links", "linked"],
+    ids=["with-an-answer", "prompt", "early", "linked", "linked-with-an-answer"],
 )
 def test_usual_lines_are_read_the_fast_way(
     path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes
 ) -> None:
-    """Complete captures, also of releases that knew no links, and captures with links."""
+    """Complete captures, also of early releases, and captures with links."""
     expected = IndexEntry.from_json(line, "line")
     path.write_bytes(line)
 
@@ -209,6 +213,8 @@ def what_comes_of(read: Callable[[], list[IndexEntry]]) -> list[IndexEntry] | st
         ({}, False),
         ({"a_later_key": 1}, False),
         ({"published": 1003}, False),
+        ({"prompt_tokens": 3}, False),
+        ({"prompt_tokens": True}, True),
         ({"rows": True}, True),
         ({"rid": None}, True),
         ({"missing": [[0]]}, True),
@@ -224,4 +230,5 @@ def test_lines_of_complete_captures_are_checked_like_any_other(
     found = what_comes_of(lambda: read_index(path))
     assert found == what_comes_of(lambda: [IndexEntry.from_json(line, f"{path}: line 1")])
     assert isinstance(found, str) == refused
-    assert refused or found == [COMPLETE]
+    length = {name: value for name, value in changes.items() if name == "prompt_tokens"}
+    assert refused or found == [replace(COMPLETE, **length)]

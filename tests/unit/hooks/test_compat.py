@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import (
@@ -14,10 +16,12 @@ from hs_capture.hooks.compat import (
     Host,
     Ranks,
     extents,
+    latest_extents,
     require_layers,
     require_no_obstacle,
     require_release,
 )
+from hs_capture.hooks.decode_obstacles import DECODE_OBSTACLES
 from matrix import page
 
 
@@ -89,6 +93,34 @@ def test_some_settings_are_refused_for_other_families_than_deepseeks(
     require_no_obstacle(host(**plain), OTHERS_OBSTACLES)
 
 
+@pytest.mark.parametrize(
+    ("setting", "backend", "said"),
+    [
+        ({"speculative_algorithm": "EAGLE3"}, "disabled", "--speculative-algorithm"),
+        ({"disaggregation_mode": "prefill"}, "full", "--disaggregation-mode prefill"),
+        ({"enable_torch_compile": True}, "full", "--enable-torch-compile"),
+        ({}, "another", "--cuda-graph-backend-decode full or --disable-decode-cuda-graph"),
+        ({"enable_dp_attention": True}, "full", "--disable-decode-cuda-graph"),
+        ({"pp_size": 2}, "full", "--disable-decode-cuda-graph"),
+    ],
+)
+def test_some_settings_are_refused_where_generated_tokens_are_captured(
+    setting: dict[str, object], backend: str, said: str
+) -> None:
+    found = replace(host(**setting), decode_backend=backend)
+    require_no_obstacle(found)
+    with pytest.raises(ConfigError, match=f"{said}.*SGLANG_HS_PHASES=prefill"):
+        require_no_obstacle(found, DECODE_OBSTACLES)
+
+
+@pytest.mark.parametrize("backend", ["full", "disabled"])
+def test_generated_tokens_are_captured_in_graphs_and_without(backend: str) -> None:
+    plain = {"tp_size": 8, "pp_size": 1, "disaggregation_mode": "null"}
+    require_no_obstacle(replace(host(**plain), decode_backend=backend), DECODE_OBSTACLES)
+    eager = replace(host(enable_dp_attention=True, pp_size=2), decode_backend="disabled")
+    require_no_obstacle(eager, DECODE_OBSTACLES)
+
+
 def test_plain_settings_and_missing_ones_are_fine() -> None:
     require_no_obstacle(host())
     require_no_obstacle(
@@ -141,6 +173,12 @@ def test_extents_are_read_from_either_kind_of_batch() -> None:
     assert list(extents(new)) == list(extents(old)) == [("a", 0, 3), ("b", 4, 2)]
     with pytest.raises(ValueError, match="shorter"):
         list(extents(SimpleNamespace(reqs=["a", "b"], prefix_lens=[0], extend_lens=[1])))
+
+
+def test_a_decode_batch_has_one_row_a_request_behind_what_it_had() -> None:
+    """Rows beyond the requests are those of a beam search."""
+    batch = SimpleNamespace(reqs=["a", "b"], seq_lens_cpu=torch.tensor([4, 9, 9, 9]))
+    assert list(latest_extents(batch)) == [("a", 3), ("b", 8)]
 
 
 def test_the_documentation_lists_the_refusals() -> None:

@@ -8,7 +8,7 @@ processor runs then. Here torch's tracer records the operators in place of the k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from capture_server import HIDDEN, LAYERS, CaptureServer
 from hs_capture.capture.batch import Batch, Request, batch_of
+from hs_capture.hooks.decode_graphs import DecodeGraphs
 from hs_capture.hooks.families import DEEPSEEK_V2
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.model import Attachment
@@ -122,8 +123,8 @@ def _cut(output: Any, rows: int) -> Any:
     return None if output is None else type(output)(_cut(item, rows) for item in output)
 
 
-def forward_batch(mode: str) -> Any:
-    return SimpleNamespace(forward_mode=SimpleNamespace(name=mode))
+def forward_batch(mode: str, rids: Any = None, input_ids: Any = None) -> Any:
+    return SimpleNamespace(forward_mode=SimpleNamespace(name=mode), rids=rids, input_ids=input_ids)
 
 
 def request(key: int, length: int) -> Request:
@@ -244,6 +245,139 @@ def test_an_eager_pass_between_replays_is_told_apart() -> None:
     causal_lm.logits_processor(ids, hidden, None, batch, aux)
     run(causal_lm, attachment, graphs, ids)
     assert reused == [True, False, True]
+
+
+class DecodeReplays:
+    """The whole of a model, its head too, recorded for each size, as SGLang does for decoding.
+
+    None of our hooks runs when one is replayed: only operators that were recorded do.
+    """
+
+    def __init__(self, causal_lm: CausalLM, attachment: Attachment, sizes: Sequence[int]) -> None:
+        self._causal_lm, self._attachment = causal_lm, attachment
+        self._recorded = {}
+        for size in sizes:
+            # Warm-ups come first, on tensors that are given to somebody else afterwards.
+            self._run_once(torch.zeros(size).long())
+            self._recorded[size] = self._record(torch.zeros(size).long())
+
+    def _record(self, ids: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        def run_once(ids: torch.Tensor) -> torch.Tensor:
+            return self._run_once(ids)
+
+        recording.append(True)
+        try:
+            found: Callable[[torch.Tensor], torch.Tensor] = make_fx(run_once)(ids)
+        finally:
+            recording.pop()
+        return found
+
+    def _run_once(self, ids: torch.Tensor) -> torch.Tensor:
+        model, batch = self._causal_lm.model, forward_batch("DECODE", input_ids=ids)
+        hidden, aux = self._attachment.forward(model.forward, (ids, None, batch), {})
+        self._causal_lm.logits_processor(ids, hidden, None, batch, aux)
+        states: torch.Tensor = hidden
+        return states
+
+    def replay(self, input_ids: torch.Tensor) -> torch.Tensor:
+        size = min(size for size in self._recorded if size >= len(input_ids))
+        padded = torch.randint(VOCABULARY, (size,))
+        padded[: len(input_ids)] = input_ids
+        return self._recorded[size](padded)[: len(input_ids)]
+
+
+recording: list[bool] = []
+"""Not empty while operations are recorded."""
+
+
+def decoding_attachment(packed: bool) -> tuple[CausalLM, Attachment]:
+    torch.manual_seed(0)
+    causal_lm = CausalLM(packed).requires_grad_(False)
+    graphs = DecodeGraphs(lambda: bool(recording))
+    modes = frozenset({"EXTEND", "DECODE"})
+    return causal_lm, Attachment(causal_lm, DEEPSEEK_V2, LAYERS, True, Guard(), modes, graphs)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["list", "packed"])
+def test_a_replayed_decode_graph_leaves_its_states_and_its_tokens(packed: bool) -> None:
+    """Of all sizes, in one set of buffers, each time those of the last replay."""
+    causal_lm, attachment = decoding_attachment(packed)
+    replays = DecodeReplays(causal_lm, attachment, SIZES)
+    received: list[Any] = []
+    attachment.receive = lambda *given: received.append(given)
+    places = set()
+    for count in (5, 32, 1, 16, 9, 20):
+        attachment.begin_pass()
+        ids = torch.randint(VOCABULARY, (count,))
+        hidden = replays.replay(ids)
+        left = attachment.replayed_decode()
+        assert left is not None
+        tokens, states = left
+        assert tokens[:count].tolist() == ids.tolist()
+        inner = tuple(layer + 1 for layer in LAYERS)
+        expected = eager(causal_lm, ids, inner)
+        assert len(states) == len(expected)
+        for found, state in zip(states, expected, strict=True):
+            assert_close(found[:count], state)
+        assert_close(hidden, expected[-1])
+        places |= {state.data_ptr() for state in states}
+    assert len(places) == len(LAYERS) + 2
+    assert received == []
+    assert attachment._guard._faults.count == 0
+
+
+def test_a_pass_that_ran_is_no_replay() -> None:
+    """What the last replay left is not taken for its states, wanted or not."""
+    causal_lm, attachment = decoding_attachment(packed=True)
+    replays = DecodeReplays(causal_lm, attachment, SIZES)
+    replays.replay(torch.arange(4))
+    wants, received = [True], []
+    attachment.wants_batch = lambda: wants[0]
+    attachment.receive = lambda *given: received.append(given)
+    for wanted in (True, False):
+        wants[0] = wanted
+        attachment.begin_pass()
+        ids = torch.arange(7)
+        batch = forward_batch("DECODE", rids=["a"] * 7, input_ids=ids)
+        hidden, aux = attachment.forward(causal_lm.model.forward, (ids, None, batch), {})
+        causal_lm.logits_processor(ids, hidden, None, batch, aux)
+        assert attachment.replayed_decode() is None
+    assert len(received) == 1
+    ours, _, reused = received[0]
+    assert not reused
+    assert_close(ours[0], eager(causal_lm, torch.arange(7), (LAYERS[0] + 1,))[0])
+
+
+def test_a_graph_that_is_recorded_while_a_batch_runs_hands_nothing_over() -> None:
+    """SGLang records graphs again when they have to return more."""
+    causal_lm, attachment = decoding_attachment(packed=True)
+    attachment.wants_batch = lambda: True
+    received: list[Any] = []
+    attachment.receive = lambda *given: received.append(given)
+    attachment.begin_pass()
+    DecodeReplays(causal_lm, attachment, SIZES)
+    assert received == []
+
+
+def test_a_graph_that_is_larger_than_the_first_has_nothing_taken_from_any() -> None:
+    causal_lm, attachment = decoding_attachment(packed=True)
+    replays = DecodeReplays(causal_lm, attachment, (8, 16))
+    assert attachment._guard._faults.count == 1
+    attachment.begin_pass()
+    replays.replay(torch.arange(5))
+    assert attachment.replayed_decode() is None
+
+
+def test_nothing_is_left_where_nothing_was_recorded() -> None:
+    """Passes that only warm up leave buffers, and no states."""
+    causal_lm, attachment = decoding_attachment(packed=True)
+    attachment.begin_pass()
+    assert attachment.replayed_decode() is None
+    batch = forward_batch("DECODE", input_ids=torch.arange(4))
+    hidden, aux = attachment.forward(causal_lm.model.forward, (torch.arange(4), None, batch), {})
+    causal_lm.logits_processor(None, hidden, None, batch, aux)
+    attachment.begin_pass()
+    assert attachment.replayed_decode() is None
 
 
 def _passes(prompts: list[Request]) -> list[Batch]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hs_capture.capture.batch import Batch
 from hs_capture.hooks.requests import RequestBook
@@ -35,6 +36,8 @@ class Req:
         self.to_finish: object = None
         self.input_embeds: object = None
         self.lora_id: str | None = None
+        self.output_ids: list[int] = []
+        self.beam_group: object = None
 
 
 def batch(*extents: tuple[Req, int, int], mode: Mode = Mode.EXTEND) -> Any:
@@ -47,9 +50,22 @@ def batch(*extents: tuple[Req, int, int], mode: Mode = Mode.EXTEND) -> Any:
     )
 
 
-def book_of(pattern: str | None, weights: ServedWeights | None = None) -> RequestBook:
+def decoding(*lengths: tuple[Req, int]) -> Any:
+    """A scheduler's batch of (request, tokens that it will have had behind the pass)."""
+    return SimpleNamespace(
+        forward_mode=Mode.DECODE,
+        reqs=[req for req, _ in lengths],
+        seq_lens_cpu=torch.tensor([length for _, length in lengths]),
+    )
+
+
+def book_of(
+    pattern: str | None, weights: ServedWeights | None = None, *, follows_decode: bool = False
+) -> RequestBook:
     """A book in which adapters are called by their ids in capitals."""
-    return RequestBook(pattern, weights or ServedWeights(), str.upper)
+    return RequestBook(
+        pattern, weights or ServedWeights(), str.upper, follows_decode=follows_decode
+    )
 
 
 def rows(snapshot: Batch) -> list[tuple[str, int, int, int]]:
@@ -259,3 +275,51 @@ def test_the_cached_prefix_of_a_request_is_named_in_its_first_pass() -> None:
     # As when SGLang takes it back and prefills it again.
     assert book.snapshot(batch((hit, 1, 3))).prefixes == ()
     assert book.snapshot(batch((plain, 1, 1), mode=Mode.DECODE)).prefixes == ()
+
+
+def test_a_decoding_request_has_the_row_of_its_latest_token() -> None:
+    """Where it is followed: it is known from its prefill. What it says is seen as it says it."""
+    book = book_of("keep*", follows_decode=True)
+    keep, other, strange = Req("keep", [1, 2, 3]), Req("other", [4]), Req("keep-too", [5])
+    (first,) = book.snapshot(batch((keep, 0, 3), (other, 0, 1))).rows
+    assert first.request.generates
+    assert not first.last
+    snapshot = book.snapshot(decoding((other, 2), (strange, 2), (keep, 4)))
+    assert rows(snapshot) == [("keep", 3, 4, 2)]
+    assert snapshot.total_rows == 3
+    assert snapshot.rows[0].request is first.request
+    keep.output_ids += [7, 8]
+    assert list(first.request.generated or ()) == [7, 8]
+    assert book.known(keep) is first.request
+    assert book.known(other) is None
+    assert book.known(strange) is None
+
+
+def test_generated_rows_in_a_prefill_are_kept_where_they_are_followed() -> None:
+    """In a mixed batch, and of a request that was retracted."""
+    book = book_of(None, follows_decode=True)
+    talking, new = Req("talking", [1, 2, 3]), Req("new", [4, 5])
+    book.snapshot(batch((talking, 0, 3)))
+    mixed = book.snapshot(batch((new, 0, 2), (talking, 5, 1), mode=Mode.MIXED))
+    assert rows(mixed) == [("new", 0, 2, 0), ("talking", 5, 6, 2)]
+    assert rows(book.snapshot(batch((talking, 2, 6)))) == [("talking", 2, 8, 0)]
+
+
+def test_a_beam_search_has_rows_of_its_prompt_alone() -> None:
+    book = book_of(None, follows_decode=True)
+    beams = Req("beams", [1, 2, 3])
+    beams.beam_group = object()
+    (first,) = book.snapshot(batch((beams, 0, 3))).rows
+    assert first.last
+    assert not first.request.generates
+    assert book.snapshot(decoding((beams, 4))).rows == ()
+
+
+def test_a_followed_request_is_forgotten_like_any_other() -> None:
+    """Its list of tokens does not keep it."""
+    book = book_of(None, follows_decode=True)
+    req = Req("a", [1])
+    key = book.snapshot(batch((req, 0, 1))).rows[0].request.key
+    del req
+    gc.collect()
+    assert book.take_gone() == [key]

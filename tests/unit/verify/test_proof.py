@@ -76,6 +76,25 @@ def test_agreement_is_counted(run: Path, model: Path, verify: Verify, tmp_path: 
     assert said.check("head")["state"] == "ok"
 
 
+def test_saved_answers_are_to_the_prompt_of_a_conversation(
+    run: Path, model: Path, verify: Verify, tmp_path: Path
+) -> None:
+    """Four tokens of six are the prompt: the fifth is what the engine said to it."""
+    answer = capture(run, 0, prompt_tokens=4)
+    told = answer["meta_info"]["input_token_logprobs"][:4]
+    rows = torch.from_numpy(np.asarray(states(TOKENS, seed=0)))
+    y = NORM * rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    chosen = int((y[3] @ HEAD.T).argmax())
+    answer = {"rid": "rid-0", "output_ids": [chosen], "meta_info": {"input_token_logprobs": told}}
+    said = verify("--model", str(model), "--responses", save(tmp_path / "a", answer))
+    head = said.said["head"]
+    assert (said.exit_code, head["first_tokens_equal"], head["logprobs_agreeing"]) == (0, 1, 3)
+    answer["output_ids"] = [chosen + 1]
+    said = verify("--model", str(model), "--responses", save(tmp_path / "a", answer))
+    assert said.exit_code == 3
+    assert said.said["head"]["problems"][0]["row"] == 3
+
+
 def test_a_long_proof_says_how_far_it_is(
     run: Path, model: Path, dump: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
