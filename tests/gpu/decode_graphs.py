@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ ALLOWED = 0.05
 """Largest relative error a row. bfloat16 has 8 bits; another kernel may round otherwise in each of
 27 layers. Rows of another token or layer give errors around 1."""
 LAYERS = (-1, 1, 12, 23)
+WRITER_SECONDS = 15.0
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -124,12 +126,18 @@ def compare(reference: Path, folder: Path, graphs: bool) -> dict[str, Any]:
     import hs_capture
 
     said = json.loads((folder / "said.json").read_text())
-    eager, store = (hs_capture.open_store(path / "dump") for path in (reference, folder))
+    store = hs_capture.open_store(folder / "dump")
+    # The writer may finish after the engine is gone.
+    deadline = time.monotonic() + WRITER_SECONDS
+    while len(store) < 2 * len(said) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        store = hs_capture.open_store(folder / "dump")
+    eager = hs_capture.open_store(reference / "dump")
     wrong: list[str] = []
     to_prefill = to_eager = 0.0
     generated = shared = 0
     for rid, tokens in said.items():
-        if rid not in store:
+        if rid not in store or f"again-{rid}" not in store:
             wrong.append(f"{rid}: not captured")
             continue
         capture = store[rid]
