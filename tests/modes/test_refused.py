@@ -43,12 +43,49 @@ def test_the_server_does_not_start(
     said: str,
 ) -> None:
     """One line of each rank that loads the model says why, and what to do."""
+    _assert_refused(zygote, model, tmp_path, new_log(), arguments, said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--enable-torch-compile"], "--enable-torch-compile compiles decoding"),
+        (
+            ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "fake"],
+            "--disaggregation-mode prefill",
+        ),
+    ],
+    ids=["compiled", "prefill-server"],
+)
+def test_the_server_does_not_start_where_generated_tokens_are_asked_for(
+    zygote: Zygote,
+    model: Path,
+    tmp_path: Path,
+    new_log: Callable[[], Path],
+    arguments: list[str],
+    said: str,
+) -> None:
+    """The way out is said: to capture prompts alone."""
+    decode = {"SGLANG_HS_PHASES": "prefill,decode"}
+    line = _assert_refused(zygote, model, tmp_path, new_log(), arguments, said, **decode)
+    assert line.endswith("or capture prompts alone (SGLANG_HS_PHASES=prefill)")
+
+
+def _assert_refused(
+    zygote: Zygote,
+    model: Path,
+    folder: Path,
+    log: Path,
+    arguments: list[str],
+    said: str,
+    **environment: str,
+) -> str:
+    """Assert that a server with these settings ends, and return the line that says why."""
+    dump = {"SGLANG_HS_DUMP_DIR": str(folder / "dump")}
     config = ServerConfig(
-        model,
-        {**parallel.ENVIRONMENT, "SGLANG_HS_DUMP_DIR": str(tmp_path / "dump")},
-        arguments=arguments,
+        model, {**parallel.ENVIRONMENT, **dump, **environment}, arguments=arguments
     )
-    server = Server(zygote, config, new_log())
+    server = Server(zygote, config, log)
     try:
         exit_code = server.wait_until_ended(60)
     finally:
@@ -58,4 +95,5 @@ def test_the_server_does_not_start(
     (line,) = lines
     assert line.startswith(BEGINNING)
     assert said in line
+    return line
     assert not list(tmp_path.rglob("*.hsc"))
