@@ -95,5 +95,5 @@ def _assert_refused(
     (line,) = lines
     assert line.startswith(BEGINNING)
     assert said in line
+    assert not list(folder.rglob("*.hsc"))
     return line
-    assert not list(tmp_path.rglob("*.hsc"))
