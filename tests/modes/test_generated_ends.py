@@ -96,22 +96,41 @@ def test_an_answer_is_aborted(server: Server, dump_dir: Path, reference: Referen
 
 
 def test_several_answers_to_a_prompt(server: Server, dump_dir: Path, reference: Reference) -> None:
-    """The prompt is a capture, and each answer one without the rows that it has from the cache."""
+    """The prompt is a capture, and each answer one that is linked to it for the cached rows."""
     tokens = prompt(5, 45)
     sampling = {"n": 2, "max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
     body = {"input_ids": tokens, "rid": "user", "sampling_params": sampling}
     answers = post(f"{server.url}/generate", body, timeout=120)
     wait_for(dump_dir, [])
     found = wait_until(lambda: open_store(dump_dir).find(tokens), lambda seen: len(seen) >= 3)
-    (whole,) = (capture for capture in found if capture.complete)
+    (whole,) = (capture for capture in found if capture.num_tokens == 45)
     assert_exact(whole, tokens, reference, LAYERS)
     for answer in answers:
         capture = open_store(dump_dir)[answer["meta_info"]["id"]]
-        assert capture.incomplete_reason == "prefix_cache"
-        assert capture.prompt_tokens == 45
+        assert_followed(capture, tokens, answer["output_ids"], reference, LAYERS)
+        assert _sources(capture) == [(whole.rid, 0, 44)]
         said = [*tokens, *answer["output_ids"][:-1]]
-        assert_rows(capture, said, reference, missing=[(0, 44)])
         assert [c.rid for c in open_store(dump_dir).find(said)] == [capture.rid]
+
+
+def test_every_turn_of_a_chat_is_whole(
+    server: Server, dump_dir: Path, reference: Reference
+) -> None:
+    """What a turn has from the cache is linked to earlier turns: their prompts and answers."""
+    tokens = prompt(9, 30)
+    links: list[tuple[str, int, int]] = []
+    for turn, (more, count) in enumerate([([], 20), ([5, 6, 7], 1), ([8, 9], 12)]):
+        tokens = [*tokens, *more]
+        answer = generate(server.url, tokens, f"turn-{turn}", max_new_tokens=count)
+        said = answer["output_ids"]
+        cached = answer["meta_info"]["cached_tokens"]
+        capture = wait_for(dump_dir, [f"turn-{turn}"])[f"turn-{turn}"]
+        assert_followed(capture, tokens, said, reference, LAYERS)
+        assert cached == (links[-1][2] if links else 0)
+        assert _sources(capture) == links
+        tokens = [*tokens, *said]
+        # The last token of an answer is not in the cache, as it was never run.
+        links.append((f"turn-{turn}", cached, len(tokens) - 1))
 
 
 def test_rows_that_find_no_room_are_named(
@@ -164,6 +183,10 @@ def test_the_writer_is_killed_in_the_middle_of_an_answer(
     assert start == 0
     assert 20 < stop < capture.num_tokens
     assert_rows(capture, [*tokens, *answers[0][:-1]], reference, [(0, stop)])
+
+
+def _sources(capture: Capture) -> list[tuple[str, int, int]]:
+    return [(s["rid"], s["start"], s["stop"]) for s in capture.metadata["sources"]]
 
 
 def _stream(server: Server, tokens: list[int], rid: str, count: int) -> Any:

@@ -51,7 +51,7 @@ def test_the_server_does_not_start(
     [
         (["--enable-torch-compile"], "--enable-torch-compile compiles decoding"),
         (
-            ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "fake"],
+            ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"],
             "--disaggregation-mode prefill",
         ),
     ],
