@@ -1,6 +1,6 @@
 """Generated tokens under decode graphs, against eager decode and against a prefill of the same.
 
-    python tests/gpu/decode_graphs.py --model CONFIG_DIR [--json]
+    python tests/gpu/decode_graphs.py --model CONFIG_DIR
 
 Run by hand on a machine with a GPU; no part of `make test`. Each mode is an engine of its own,
 with SGLANG_HS_PHASES=prefill,decode. Conversations of many lengths go in one by one, and in groups
@@ -26,23 +26,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-ENGINE = {
-    "load_format": "dummy",
-    "dtype": "bfloat16",
-    "skip_tokenizer_init": True,
-    "attention_backend": "triton",
-    "sampling_backend": "pytorch",
-    "grammar_backend": "none",
-    "moe_runner_backend": "triton",
-    "disable_radix_cache": True,
-    "chunked_prefill_size": 2048,
-    "max_running_requests": 64,
-    "mem_fraction_static": 0.6,
-    "disable_flashinfer_autotune": True,
-    "random_seed": 1,
-    "log_level": "info",
-    "decode_log_interval": 1,
-}
+from engines import ENGINE, prompt
+
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"disable_cuda_graph": True},
     "decode graphs": {"cuda_graph_backend_prefill": "disabled", "cuda_graph_max_bs_decode": 8},
@@ -57,16 +42,12 @@ GROUPS = (1, 1, 2, 3, 5, 8, 13)
 """Conversations that are answered at once. The largest graph has 8 rows."""
 PROMPTS = (1, 2, 7, 64, 65, 200, 700)
 ANSWERS = (1, 2, 3, 17, 40, 90)
-ALLOWED = 0.05
-"""Largest relative error a row. bfloat16 has 8 bits; another kernel may round otherwise in each of
-27 layers. Rows of another token or layer give errors around 1."""
+ALLOWED = 0.2
+"""Largest relative error of a row. Wrong rows have errors around 1. bfloat16 has 8 bits, and where
+two experts are nearly as likely rounding may choose the other: eager decode is up to 0.07 from
+prefill."""
 LAYERS = (-1, 1, 12, 23)
 WRITER_SECONDS = 15.0
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    """A prompt that shares no prefix with those of other seeds."""
-    return [100 + (seed * 7919 + i * 104729) % 90000 for i in range(length)]
 
 
 def serve(model: str, options: dict[str, Any], folder: str) -> None:
@@ -80,7 +61,7 @@ def serve(model: str, options: dict[str, Any], folder: str) -> None:
     os.environ["SGLANG_HS_LAYERS"] = ",".join(map(str, LAYERS))
     import sglang
 
-    llm = sglang.Engine(model_path=model, **ENGINE, **options)
+    llm = sglang.Engine(model_path=model, **{**ENGINE, "decode_log_interval": 1, **options})
     said: dict[str, list[int]] = {}
     number = 0
     for group, count in enumerate(GROUPS):
@@ -172,7 +153,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="hs-gpu-", dir="/dev/shm"))
     results: dict[str, Any] = {}

@@ -20,24 +20,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ENGINE = {
-    "load_format": "dummy",
-    "dtype": "bfloat16",
-    "skip_tokenizer_init": True,
-    "attention_backend": "triton",
-    "sampling_backend": "pytorch",
-    "grammar_backend": "none",
-    "moe_runner_backend": "triton",
-    "chunked_prefill_size": 2048,
-    "max_running_requests": 64,
-    "mem_fraction_static": 0.4,
-    "disable_flashinfer_autotune": True,
-    "random_seed": 1,
-    "log_level": "warning",
-}
+from engines import ENGINE
+
 CACHED = {
     "disable_radix_cache": False,
     "max_total_tokens": 20000,
+    "mem_fraction_static": 0.4,
     "cuda_graph_backend_prefill": "disabled",
     "cuda_graph_max_bs_decode": 32,
 }
