@@ -80,7 +80,7 @@ def _values(batch: Batch, *, with_ids: bool) -> npt.NDArray[np.int64]:
     values = np.full((2 if with_ids else 1, batch.total_rows), NOBODY, np.int64)
     for rows in batch.rows:
         ids = rows.request.input_ids
-        stop = min(rows.stop, len(ids)) if with_ids else rows.stop
+        stop = max(rows.start, min(rows.stop, len(ids))) if with_ids else rows.stop
         place = slice(rows.row, rows.row + stop - rows.start)
         values[0, place] = (rows.request.key << KEY_SHIFT) + np.arange(rows.start, stop)
         if with_ids:

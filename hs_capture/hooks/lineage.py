@@ -15,6 +15,7 @@ import torch
 
 from hs_capture.capture.batch import Batch
 from hs_capture.capture.lineage import LineageTable
+from hs_capture.hooks.compat import DECODE_MODE
 
 logger = logging.getLogger("hs_capture")
 
@@ -123,8 +124,12 @@ class Lineage:
             self._stale = False
         slots = forward_batch.out_cache_loc
         if slots is not None and len(slots):
-            # Where a prompt has images, hashes of them stand in the batch for its tokens.
-            known = not self._runner.model_config.is_multimodal
+            # Where a prompt has images, hashes of them stand in the batch for its tokens. What is
+            # generated has none.
+            known = (
+                not self._runner.model_config.is_multimodal
+                or forward_batch.forward_mode.name == DECODE_MODE
+            )
             table.write(slots, batch, forward_batch.input_ids if known else None)
         if batch is None or not batch.prefixes:
             return {}

@@ -6,6 +6,7 @@ import base64
 import io
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from PIL import Image
 from harness.captures import status, wait_for
 from harness.client import generate
 from harness.compare import assert_exact, assert_linked
+from harness.generated import assert_followed
 from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.reference import Reference
@@ -44,14 +46,11 @@ class Seeing:
         return torch.cat([torch.load(path) for path in new])
 
 
-@pytest.fixture(scope="module")
-def seeing(
-    serve: Serve, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Seeing]:
-    """A small Kimi-K2.5 with random weights."""
-    folder = tmp_path_factory.mktemp("kimi")
+@contextmanager
+def kimi(serve: Serve, zygote: Zygote, folder: Path, **settings: str) -> Iterator[Seeing]:
+    """Serve a small Kimi-K2.5 with random weights."""
     language_model = build_tiny_v3(folder / "v3")
-    kimi = build_tiny_kimi(folder / "model", language_model)
+    model = build_tiny_kimi(folder / "model", language_model)
     environment = {
         "SGLANG_HS_DUMP_DIR": str(folder / "dump"),
         "SGLANG_HS_LAYERS": ",".join(map(str, LAYERS)),
@@ -59,9 +58,19 @@ def seeing(
         "SGLANG_HS_BUFFER": "16M",
         "HS_TEST_STAND_INS": "image_processor",
         "HS_TEST_IMAGES": str(folder / "seen"),
+        **settings,
     }
-    with serve(zygote, ServerConfig(kimi, environment)) as server:
+    with serve(zygote, ServerConfig(model, environment)) as server:
         yield Seeing(server, folder / "dump", folder / "seen", Reference(language_model))
+
+
+@pytest.fixture(scope="module")
+def seeing(
+    serve: Serve, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Seeing]:
+    """One that captures prompts."""
+    with kimi(serve, zygote, tmp_path_factory.mktemp("kimi")) as server:
+        yield server
 
 
 def image(number: int, columns: int, rows: int) -> str:
@@ -121,3 +130,27 @@ def test_prompts_without_images_are_exact(seeing: Seeing) -> None:
     answer = generate(seeing.server.url, tokens, "text")
     assert answer["output_ids"][0] == seeing.reference.next_token(tokens)
     assert_exact(wait_for(seeing.dump_dir, ["text"])["text"], tokens, seeing.reference, LAYERS)
+
+
+def test_answers_about_images_are_exact_and_every_turn_is_whole(
+    serve: Serve, zygote: Zygote, tmp_path: Path
+) -> None:
+    """Generated tokens have their own ids also where those of prompts with images are hashes."""
+    before, after = prompt(41, 6), prompt(42, 7)
+    sent = [*before, IMAGE_TOKEN, *after]
+    tokens = [*before, *[IMAGE_TOKEN] * 4, *after]
+    picture = [image(6, 2, 2)]
+    with kimi(serve, zygote, tmp_path, SGLANG_HS_PHASES="prefill,decode") as seeing:
+        url = seeing.server.url
+        first = generate(url, sent, "one", max_new_tokens=6, image_data=picture)["output_ids"]
+        more = [*first, *prompt(43, 5)]
+        reply = generate(url, [*sent, *more], "two", max_new_tokens=4, image_data=picture)
+        store = wait_for(seeing.dump_dir, ["one", "two"])
+        rows = torch.cat([torch.load(path) for path in sorted(seeing.folder.glob("*.pt"))][:1])
+        seen = seeing.reference.seeing(IMAGE_TOKEN, rows)
+        cached = len(tokens) + 5
+        assert reply["meta_info"]["cached_tokens"] == cached
+        assert_followed(store["one"], tokens, first, seen, LAYERS)
+        assert_followed(store["two"], [*tokens, *more], reply["output_ids"], seen, LAYERS)
+        assert store["two"].metadata["missing"] == [[0, cached]]
+        assert status(seeing.dump_dir)["counters"]["hook_errors"] == 0

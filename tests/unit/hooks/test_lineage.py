@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,11 +49,20 @@ class Served:
             SimpleNamespace(reqs=[object()], tree_cache=tree or of_type(RADIX, "RadixCache"))
         )
 
-    def run(self, place: int, first: int, batch: Batch | None, count: int, ids: Any = None) -> Any:
+    def run(
+        self,
+        place: int,
+        first: int,
+        batch: Batch | None,
+        count: int,
+        ids: Any = None,
+        mode: str = "EXTEND",
+    ) -> Any:
         """A pass of one request: its row of the table of slots, and where it begins to write."""
         slots = self.runner.req_to_token_pool.req_to_token[place, first : first + count]
         return self.lineage.follow(
             SimpleNamespace(
+                forward_mode=SimpleNamespace(name=mode),
                 out_cache_loc=slots.to(torch.int64),
                 input_ids=ids,
                 req_pool_indices=torch.tensor([place]),
@@ -263,6 +273,20 @@ def test_of_images_the_ids_of_the_prompt_count() -> None:
     assert lineage_of_hit(served) == WHOLE
 
 
+def test_of_images_what_is_generated_has_its_own_ids() -> None:
+    """In decode; in a mixed batch it is not known which of them are hashes."""
+    served = Served(multimodal=True)
+    served.judge()
+    served.put(0, [11, 12, 13, 14, 15])
+    req = replace(request(0, 2), generated=[502, 503, 504])
+    served.run(0, 0, batch_of([(req, 0, 2)]), 2, torch.tensor([99990, 99991]))
+    served.run(0, 2, batch_of([(req, 2, 1)]), 1, torch.tensor([502]), "DECODE")
+    served.run(0, 3, batch_of([(req, 3, 1)]), 1, torch.tensor([503]), "DECODE")
+    served.run(0, 4, batch_of([(req, 4, 1)]), 1, torch.tensor([504]), "MIXED")
+    assert lineage_of_hit(served) == [*WHOLE[:4], [-1, -1]]
+    assert served.notes == []
+
+
 def test_after_an_error_nothing_is_followed_any_more() -> None:
     """A write that was not seen would leave a slot with another row's name."""
     served = Served()
@@ -295,6 +319,7 @@ def test_several_new_requests_of_a_pass_have_their_own_lineage() -> None:
     batch = Batch(rows.rows, 3, (CachedPrefix(a, 0, 3), CachedPrefix(b, 1, 1)))
     found = served.lineage.follow(
         SimpleNamespace(
+            forward_mode=SimpleNamespace(name="EXTEND"),
             out_cache_loc=torch.tensor([40, 50, 51]),
             input_ids=torch.tensor([503, 501, 502]),
             req_pool_indices=torch.tensor([1, 2]),
