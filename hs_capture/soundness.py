@@ -97,7 +97,7 @@ def _shape_problems(
     place = f"stream {stream.name!r}"
     tokens = metadata.num_tokens
     if stream.rows != tokens:
-        yield f"{place} has {stream.rows} rows, the prompt has {tokens} tokens"
+        yield f"{place} has {stream.rows} rows, the capture has {tokens} tokens"
     whole = (0, tokens)
     if stream.name == INPUT_IDS:
         missing = subtract(whole, reader.covered(INPUT_IDS))

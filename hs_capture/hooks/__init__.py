@@ -3,7 +3,9 @@
 ``install`` asks wrapt to wrap SGLang's classes when their modules load. ``runner`` wraps the model
 runner (which model is served, which batch runs), ``model`` wraps the model (where the states are),
 ``families`` says which models, ``requests`` whose rows a batch has, ``layers`` settles which layers
-are wanted, ``compat`` knows what this SGLang offers, ``session`` connects all of it to the ring.
+are wanted, ``compat`` knows what this SGLang offers, ``lineage`` whose rows the KV cache holds,
+``finish`` when an answer has ended, ``decode_graphs`` keeps what graphs leave behind, ``session``
+connects all of it to the ring.
 """
 
 from __future__ import annotations

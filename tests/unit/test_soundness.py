@@ -131,7 +131,7 @@ def test_a_missing_stream_is_found(path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("claims", "expected"),
     [
-        ({"num_tokens": 8}, "stream 'input_ids' has 7 rows, the prompt has 8 tokens"),
+        ({"num_tokens": 8}, "stream 'input_ids' has 7 rows, the capture has 8 tokens"),
         ({"hidden_size": 5}, "stream 'layer.-1' has shape [7, 4], the hidden size is 5"),
         ({"dtype": "float16"}, "stream 'layer.-1' is float32, the capture says float16"),
         (
