@@ -18,8 +18,8 @@ BLOCK_BYTES = 128 * 1024
 """Rows become blocks when those of one stream are so many bytes..."""
 BLOCK_ROWS = 16
 """... or when they are so many, whichever comes last."""
-NOT_SEEN = -1
-"""Stands for a token id that did not come."""
+NOT_SEEN = -(2**63)
+"""Stands for a token id that did not come. A sampler that fails may give -1."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class RowLayout:
 
     def token_of(self, row: bytes) -> int:
         """Return the token id of a row."""
-        return int.from_bytes(row[: self._places[0].planes * self._places[0].width], "little")
+        size = self._places[0].planes * self._places[0].width
+        return int.from_bytes(row[:size], "little", signed=True)
 
     def streams_of(self, rows: Sequence[bytes]) -> Iterator[tuple[StreamSpec, tuple[bytes, ...]]]:
         """Yield each stream of states with the planes of these rows."""

@@ -53,7 +53,8 @@ def joined(planes: tuple[bytes, ...]) -> bytes:
 @pytest.mark.parametrize("splits_planes", [False, True])
 def test_rows_are_taken_apart_and_put_together_again(splits_planes: bool) -> None:
     layout = RowLayout(STREAMS, splits_planes)
-    ids = [5, 2**40 + 3, 7]
+    # A sampler that fails may give -1.
+    ids = [5, 2**40 + 3, -1]
     data, expected = payload(ids, splits_planes)
     rows = [layout.row(memoryview(data), 3, i) for i in range(3)]
     assert [layout.token_of(row) for row in rows] == ids
@@ -111,6 +112,14 @@ def test_tokens_that_ran_as_others_are_found(said: list[int], agreeing: int) -> 
     for position in (3, 4, 6, 7):
         generation.add(position, position * 10, b"")
     assert generation.agreeing(said) == agreeing
+
+
+def test_a_token_that_is_none_is_not_taken_for_one_that_did_not_come() -> None:
+    generation = Generation(prompt=3)
+    for position, token in ((3, 30), (4, -1), (5, 50)):
+        generation.add(position, token, b"")
+    assert generation.agreeing([30, 40, 50]) == 1
+    assert generation.known().tolist() == [30, -1]
 
 
 def test_rows_that_wait_are_stored_before_they_are_too_many(
