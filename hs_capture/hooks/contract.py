@@ -318,12 +318,16 @@ DECODE_CONTRACT: tuple[Part, ...] = (
     OneOf(
         "how decode runs",
         (
-            (
-                Function(GRAPHS, "check_cuda_graph_backend", ("phase", "backend")),
-                Attributes(GRAPHS, "Phase", ("DECODE",)),
-                Attributes(GRAPHS, "Backend", ("FULL", "DISABLED")),
-            ),
+            (Function(GRAPHS, "check_cuda_graph_backend", ("phase", "backend")),),
             (server_args("disable_cuda_graph"),),
+        ),
+    ),
+    # Newer releases have the option of the older ones too, so it says nothing there.
+    Where(
+        Function(GRAPHS, "check_cuda_graph_backend"),
+        (
+            Attributes(GRAPHS, "Phase", ("DECODE",)),
+            Attributes(GRAPHS, "Backend", ("FULL", "DISABLED")),
         ),
     ),
     server_args(

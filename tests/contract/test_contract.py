@@ -146,7 +146,6 @@ def test_a_name_that_is_gone_is_reported(
         (OLDEST, "capture_bs", "decode graphs, the largest first"),
         (NEWEST, "capture_bs", "decode graphs, the largest first"),
         (OLDEST, "disable_cuda_graph", "how decode runs"),
-        (NEWEST, "FULL", "how decode runs"),
         (OLDEST, "residual", "states of the layers"),
         (NEWEST, "captured_last_layer_outputs", "states of the layers"),
         (OLDEST, "enable_prefill_context_parallel", "context parallelism"),
@@ -169,6 +168,8 @@ def test_an_ability_that_is_there_in_no_known_way_is_reported(
         (NEWEST, "enable_layernorm_sp"),
         (OLDEST, "enable_flashinfer_allreduce_fusion"),
         (NEWEST, "end_weight_update"),
+        (NEWEST, "FULL"),
+        (NEWEST, "DISABLED"),
     ],
 )
 def test_an_option_of_some_releases_is_missed_in_those(
