@@ -67,7 +67,7 @@ class Draft:
     def close(self, request: Request, generated: Sequence[int], reason: str | None = None) -> None:
         """Add the end of a request that has `generated` these tokens.
 
-        The last of them never runs through the model: no row is of it.
+        The last of them ends the answer and has no row in the record, whether it ran or not.
         """
         ids = np.array(generated[:-1], dtype=np.int64)
         total = request.num_tokens + len(ids)

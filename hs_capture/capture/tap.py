@@ -137,7 +137,7 @@ class Tap:
     def finish(self, request: Request, generated: Sequence[int], reason: str | None) -> None:
         """Say that a request has ended, and which tokens it has `generated`.
 
-        Nothing more is taken of it: overlap scheduling may run one more row for no token.
+        Nothing more is taken of it: overlap scheduling may have run its last token too.
         """
         if request.key in self._open:
             self._done.add(request.key)

@@ -110,8 +110,6 @@ def _reason(entry: IndexEntry, missing: tuple[Interval, ...]) -> str | None:
         return None
     linked = any(a < stop and start < b for a, b in missing for start, stop, _ in entry.links)
     # A loss of its own is the reason all the same.
-    return (
-        SOURCE_GONE
-        if linked and entry.incomplete_reason == "prefix_cache"
-        else (entry.incomplete_reason)
-    )
+    if linked and entry.incomplete_reason == "prefix_cache":
+        return SOURCE_GONE
+    return entry.incomplete_reason

@@ -26,7 +26,6 @@ from hs_capture.writer.lineage import LINEAGE_BYTES, links_of
 from hs_capture.writer.publisher import Publisher
 from hs_capture.writer.record import Record
 
-INPUT_IDS = TOKENS
 TOKEN_ID_BYTES = 8
 RETRACTED = "retracted"
 """Why rows are missing that were computed of other tokens than the request has in the end."""
@@ -206,8 +205,8 @@ class Assembler:
             return
         path = os.path.join(self._folder, f"{self._config.rank}-{opened.key}.part")
         container = ContainerWriter(path, mode=self._config.file_mode)
-        for stream in (INPUT_IDS, *self._states):
-            width = None if stream is INPUT_IDS else stream.width
+        for stream in (TOKENS, *self._states):
+            width = None if stream is TOKENS else stream.width
             container.declare(stream.name, stream.dtype, width)
         record = Record(opened, container)
         if opened.lineage:
@@ -215,7 +214,7 @@ class Assembler:
         if self._layout is not None:
             record.generation = Generation(opened.num_tokens)
         self._open[opened.key] = record
-        yield Block(record, INPUT_IDS, 0, opened.num_tokens, (ids,))
+        yield Block(record, TOKENS, 0, opened.num_tokens, (ids,))
 
     def _take_segment(self, entry: Entry, segment: Segment) -> Iterator[Block]:
         record = self._open.get(segment.key)
@@ -438,8 +437,8 @@ class Assembler:
             gone = union([*gone, (record.certain, total)])
         record.take_back(gone, RETRACTED)
         if total > prompt:
-            ids = encode(array("q", record.generated).tobytes(), INPUT_IDS.dtype)
-            record.container.add(INPUT_IDS.name, prompt, total, ids)
+            ids = encode(array("q", record.generated).tobytes(), TOKENS.dtype)
+            record.container.add(TOKENS.name, prompt, total, ids)
 
     def _lose(self, request: Opened | Closed, reason: str) -> None:
         self._publisher.give_up(request.key, request.rid, request.num_tokens, reason)
