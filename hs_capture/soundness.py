@@ -95,10 +95,10 @@ def _shape_problems(
     reader: ContainerReader, stream: Stream, metadata: CaptureMetadata
 ) -> Iterator[str]:
     place = f"stream {stream.name!r}"
-    tokens = metadata.num_tokens
-    if stream.rows != tokens:
-        yield f"{place} has {stream.rows} rows, the capture has {tokens} tokens"
-    whole = (0, tokens)
+    rows = metadata.num_tokens + metadata.rows_behind
+    if stream.rows != rows:
+        yield f"{place} has {stream.rows} rows, the capture has {rows} tokens"
+    whole = (0, rows)
     if stream.name == INPUT_IDS:
         missing = subtract(whole, reader.covered(INPUT_IDS))
         if missing:

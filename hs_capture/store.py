@@ -39,7 +39,7 @@ FinalState: TypeAlias = Literal["pre_norm", "post_norm"]
 
 _TOLD_BY_BOTH = (
     *("rid", "sequence", "num_tokens", "prompt_tokens", "missing", "weights_version", "lora"),
-    "links",
+    *("links", "rows_behind"),
 )
 """What index and file must agree on."""
 
@@ -255,7 +255,7 @@ class Capture:
     def input_ids(self) -> torch.Tensor:
         """The token ids of prompt and answer, int64 [T], also where states are missing."""
         with self._open() as reader:
-            return to_tensor(reader.read(INPUT_IDS), "int64")
+            return to_tensor(reader.read(INPUT_IDS, 0, self.num_tokens), "int64")
 
     def aux_hidden_states(
         self, rows: Rows = None, layers: Sequence[int] | None = None
@@ -326,11 +326,9 @@ class Capture:
             return reader.metadata, metadata
 
     def _check_shapes(self, reader: LinkedReader, metadata: CaptureMetadata) -> None:
-        shape: tuple[int, ...] = (metadata.num_tokens, metadata.hidden_size)
-        states = (metadata.dtype, shape)
-        expected: dict[str, tuple[str, tuple[int, ...]]] = {
-            INPUT_IDS: ("int64", (metadata.num_tokens,))
-        }
+        rows = metadata.num_tokens + metadata.rows_behind
+        states = (metadata.dtype, (rows, metadata.hidden_size))
+        expected: dict[str, tuple[str, tuple[int, ...]]] = {INPUT_IDS: ("int64", (rows,))}
         expected |= {layer_stream(layer): states for layer in metadata.layer_ids}
         expected |= {f"final.{state}": states for state in metadata.final}
         for name, want in expected.items():

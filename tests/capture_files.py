@@ -117,7 +117,7 @@ def write_capture(
     **more: Any,
 ) -> IndexEntry:
     """Publish one capture in a run directory, with counted token ids if no `ids` are given."""
-    tokens = len(next(iter(streams.values())))
+    tokens = len(next(iter(streams.values()))) - more.get("rows_behind", 0)
     metadata = replace(
         METADATA,
         rid=rid,

@@ -380,6 +380,6 @@ def assert_incomplete(
 def _of_run(metadata: CaptureMetadata) -> dict[str, object]:
     """The part of the metadata that is the same for every capture."""
     own = {"rid", "sequence", "num_tokens", "complete", "incomplete_reason", "missing"}
-    own |= {"key", "weights_version", "lora", "links", "prompt_tokens"}
+    own |= {"key", "weights_version", "lora", "links", "prompt_tokens", "rows_behind"}
     fields = json.loads(json.dumps(asdict(metadata)))
     return {name: fields[name] for name in fields if name not in {*own, "captured_at"}}

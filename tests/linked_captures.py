@@ -31,23 +31,26 @@ def write_turn(
     length: int,
     links: Links = (),
     missing: Sequence[tuple[int, int]] | None = None,
+    behind: int = 0,
     **more: Any,
 ) -> IndexEntry:
     """Publish the capture of the first `length` tokens, under the rid ``turn-KEY``.
 
-    It lacks the rows that it is linked to, if `missing` does not say another thing.
+    It lacks the rows that it is linked to, if `missing` does not say another thing, and has so many
+    rows `behind` its own.
     """
     lacks = union((start, stop) for start, stop, _ in links) if missing is None else missing
-    fields: dict[str, Any] = {"rid": f"turn-{key}", "ids": IDS[:length], **more}
+    fields: dict[str, Any] = {"rid": f"turn-{key}", "ids": IDS[: length + behind], **more}
     return write_capture(
         run,
         fields.pop("sequence", key),
         fields.pop("rid"),
-        {name: rows[:length] for name, rows in TRUTH.items()},
+        {name: rows[: length + behind] for name, rows in TRUTH.items()},
         missing=lacks,
         reason=fields.pop("reason", "prefix_cache" if lacks else None),
         key=key,
         links=tuple(links),
+        rows_behind=behind,
         **fields,
     )
 

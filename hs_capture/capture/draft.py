@@ -67,10 +67,10 @@ class Draft:
     def close(self, request: Request, generated: Sequence[int], reason: str | None = None) -> None:
         """Add the end of a request that has `generated` these tokens.
 
-        The last of them ends the answer and has no row in the record, whether it ran or not.
+        The last of them ends the answer and is not one of the record's, whether it ran or not.
         """
-        ids = np.array(generated[:-1], dtype=np.int64)
-        total = request.num_tokens + len(ids)
+        ids = np.array(generated, dtype=np.int64)
+        total = request.num_tokens + len(ids[:-1])
         self.closed.append(Closed(request.key, request.rid, total, reason, len(ids)))
         self.ends.append(ids)
         self.id_bytes += ids.nbytes

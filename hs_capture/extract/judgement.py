@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hs_capture.format.container import ContainerReader
-from hs_capture.format.metadata import INPUT_IDS
+from hs_capture.format.metadata import INPUT_IDS, CaptureMetadata
 from hs_capture.soundness import examine
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ def problem_of(path: str, input_ids: NDArray[np.int64]) -> str | None:
     Raises `FormatError` for a damaged file.
     """
     with ContainerReader(path) as reader:
-        captured = reader.read(INPUT_IDS)
-        complete = reader.metadata.get("complete")
+        metadata = CaptureMetadata.from_object(reader.metadata, f"{path}: metadata")
+        captured = reader.read(INPUT_IDS)[: metadata.num_tokens]
     if len(captured) != len(input_ids):
         return f"the server computed {len(captured)} tokens of a prompt of {len(input_ids)}"
     (wrong,) = np.nonzero(captured != input_ids)
     if len(wrong):
         place = wrong[0]
         return f"token {place} is {captured[place]} in the capture, not {input_ids[place]}"
-    if not complete:
+    if not metadata.complete:
         return "the capture is incomplete"
     examined = examine(path)
     return None if examined is None else examined.problem

@@ -143,6 +143,7 @@ def describe(directory: Path, file: str) -> IndexEntry:
             lora=metadata.lora,
             links=metadata.links,
             prompt_tokens=metadata.prompt_tokens,
+            rows_behind=metadata.rows_behind,
         )
 
 

@@ -29,8 +29,8 @@ class IndexEntry(Record):
     was given up without a file. `rows` counts the captured rows of `num_tokens`; `missing` holds
     the others as [start, stop) pairs. `published` is in Unix seconds. `key` is the number by which
     the server knew the request, for a rid may come again; None where it was not written yet.
-    `weights_version`, `lora`, `links` and `prompt_tokens` are those of the capture's metadata;
-    where there is no file they say nothing.
+    `weights_version`, `lora`, `links`, `prompt_tokens` and `rows_behind` are those of the capture's
+    metadata; where there is no file they say nothing.
     """
 
     sequence: int
@@ -49,6 +49,7 @@ class IndexEntry(Record):
     lora: str | None = None
     links: tuple[Link, ...] = ()
     prompt_tokens: int | None = None
+    rows_behind: int = 0
 
     def lacking(self, missing: tuple[Interval, ...], reason: str | None) -> IndexEntry:
         """The entry with these rows as `missing`, for `reason`; `rows` stays what it is.
@@ -65,14 +66,14 @@ class IndexEntry(Record):
 _NAMES = tuple(field.name for field in fields(IndexEntry))
 _PLACES = {name: place for place, name in enumerate(_NAMES)}
 _values_of = attrgetter(*_NAMES)
-_NAMES_OF_EARLY_VERSIONS = _NAMES[:-2]
+_NAMES_OF_EARLY_VERSIONS = _NAMES[:-3]
 """The fields of their lines, without links and generated tokens."""
 _COMPLETE = (
     *(int, str, str, int, int, bool, type(None), list, int, int, float),
     *(int, int, type(None), list),
 )
-"""The types of the fields of a complete capture of a prompt, without an adapter; all but the last,
-which is an integer where generated tokens are behind it."""
+"""The types of the fields of a complete capture of a prompt, without an adapter; all but the last
+two, which are about generated tokens."""
 _LINKED = tuple(
     str if name == "incomplete_reason" else kind
     for name, kind in zip(_NAMES, _COMPLETE, strict=False)
@@ -123,12 +124,12 @@ def _usual(line: bytes) -> IndexEntry | None:
         return None
     names = tuple(value)
     if names == _NAMES_OF_EARLY_VERSIONS:
-        value["links"], value["prompt_tokens"] = [], None
+        value["links"], value["prompt_tokens"], value["rows_behind"] = [], None, 0
     elif names != _NAMES:
         return None
-    *kinds, prompt = map(type, value.values())
+    *kinds, prompt, behind = map(type, value.values())
     types = tuple(kinds)
-    if prompt is not type(None) and prompt is not int:
+    if behind is not int or (prompt is not type(None) and prompt is not int):
         return None
     missing, links = value["missing"], value["links"]
     if types == _COMPLETE and not missing and not links:

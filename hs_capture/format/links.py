@@ -69,7 +69,8 @@ class Sources:
             if source is None or start < end or not _alike(entry, source):
                 continue
             end = stop
-            for a, b in _had((start, min(stop, source.num_tokens)), source):
+            last = source.num_tokens + source.rows_behind
+            for a, b in _had((start, min(stop, last)), source):
                 yield Source(a, b, str(source.file), source.rid, key)
 
 

@@ -22,9 +22,11 @@ def layer_stream(layer: int) -> str:
 class CaptureMetadata(Record):
     """What every capture file says in its footer; files may say more.
 
-    `num_tokens` is the length of every stream, `missing` its rows that no layer stream holds, as
-    [start, stop) pairs. The first `prompt_tokens` of the tokens are the prompt, those behind them
-    were generated; None means that all are the prompt. `final` names the final states that are
+    `num_tokens` and `rows_behind` together are the length of every stream, `missing` those of the
+    first `num_tokens` rows that no layer stream holds, as [start, stop) pairs. The first
+    `prompt_tokens` of the tokens are the prompt, those behind them were generated; None means that
+    all are the prompt. `rows_behind` is 1 where the token that ended the answer ran too: its row is
+    for captures that are linked to it. `final` names the final states that are
     stored: "pre_norm", "post_norm", both or none. `captured_at` is in Unix seconds, `key` the
     number by which the server knew the request, None where it was not written yet.
     `weights_version` counts how often the server's weights had been changed, `lora` names the
@@ -54,3 +56,4 @@ class CaptureMetadata(Record):
     lora: str | None = None
     links: tuple[Link, ...] = ()
     prompt_tokens: int | None = None
+    rows_behind: int = 0

@@ -67,8 +67,8 @@ class Closed:
     """A request of which no more rows will come; `reason` where it did not end regularly.
 
     `rid` and `num_tokens` are for a writer that took the place of another one, which alone knew
-    the request. The last `generated` of its `num_tokens` tokens were generated; their ids (int64)
-    are in the payload.
+    the request. The ids (int64) of the `generated` tokens are in the payload. The last one ends
+    the answer: `num_tokens` counts the prompt and the others.
     """
 
     key: int

@@ -9,53 +9,24 @@ import time
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
 from hs_capture.faults import FaultLog
 from hs_capture.format.codec import Encoded, dtype_of, encode, encode_planes, rows_per_block
 from hs_capture.format.container import ContainerWriter
-from hs_capture.intervals import union
 from hs_capture.ring.consumer import Consumer, Entry
 from hs_capture.ring.message import Closed, Lost, Opened, Segment, StreamSpec
+from hs_capture.writer.answers import Answers, complete
+from hs_capture.writer.block import Block, row_bytes, tasks
 from hs_capture.writer.config import TOKENS, WriterConfig
-from hs_capture.writer.generation import Generation, RowLayout
+from hs_capture.writer.generation import Generation
 from hs_capture.writer.leftovers import OPEN_FOLDER
 from hs_capture.writer.lineage import LINEAGE_BYTES, links_of
 from hs_capture.writer.publisher import Publisher
 from hs_capture.writer.record import Record
 
 TOKEN_ID_BYTES = 8
-RETRACTED = "retracted"
-"""Why rows are missing that were computed of other tokens than the request has in the end."""
-WAITING_BYTES = 256 * 1024**2
-"""So many bytes of rows of generated tokens may wait to become blocks of a good size."""
-TASK_BYTES = 2 * 1024**2
-"""Blocks go to a thread together until they are so many bytes: to wake a thread may take as long as
-to compress 100 KiB."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """Consecutive rows of one stream of one record; those of its prompt are still in the ring."""
-
-    record: Record
-    stream: StreamSpec
-    start: int
-    stop: int
-    data: tuple[memoryview | bytes, ...]
-    """Its byte planes, or all of its elements as one."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of all of it."""
-        return sum(map(len, self.data))
-
-
-def row_bytes(stream: StreamSpec) -> int:
-    """Return the size of one row of `stream`."""
-    return stream.width * dtype_of(stream.dtype).itemsize
 
 
 def is_full(error: BaseException) -> bool:
@@ -66,20 +37,6 @@ def is_full(error: BaseException) -> bool:
 def _reason(error: BaseException) -> str:
     """What readers of the index will see."""
     return "file_system_full" if is_full(error) else "write_error"
-
-
-def _tasks(blocks: list[Block]) -> Iterator[list[Block]]:
-    """`blocks` in parts of `TASK_BYTES` or more, but for the last."""
-    task: list[Block] = []
-    size = 0
-    for block in blocks:
-        task.append(block)
-        size += block.size
-        if size >= TASK_BYTES:
-            yield task
-            task, size = [], 0
-    if task:
-        yield task
 
 
 class Assembler:
@@ -114,10 +71,9 @@ class Assembler:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for left_by_earlier_writer in self._folder.glob(f"{config.rank}-*.part"):
             left_by_earlier_writer.unlink(missing_ok=True)
-        self._layout = (
-            RowLayout(config.streams, config.splits_planes) if config.follows_decode else None
+        self._answers = (
+            Answers(config.streams, config.splits_planes) if config.follows_decode else None
         )
-        self._waiting = 0
         self._pending = 0
         self._lock = threading.Lock()
         self._faults = faults
@@ -153,9 +109,9 @@ class Assembler:
                 self._open[lost.key].lose(lost)
         for closed, generated in self._ends(entry):
             self._close(entry, closed, generated)
-        if self._layout is not None and self._waiting * self._layout.row_bytes > WAITING_BYTES:
+        if self._answers is not None and self._answers.too_many:
             for record in self._open.values():
-                self._submit(None, list(self._grown(record)))
+                self._submit(None, list(self._answers.blocks(record)))
         self._ring.release(entry)
 
     def renounce(self, entry: Entry, reason: str) -> None:
@@ -211,7 +167,7 @@ class Assembler:
         record = Record(opened, container)
         if opened.lineage:
             record.origins = links_of(lineage, ids, opened.key)
-        if self._layout is not None:
+        if self._answers is not None:
             record.generation = Generation(opened.num_tokens)
         self._open[opened.key] = record
         yield Block(record, TOKENS, 0, opened.num_tokens, (ids,))
@@ -224,47 +180,29 @@ class Assembler:
                 self._ring.count("rows_late", segment.stop - segment.start)
             return
         prompt = record.request.num_tokens
-        for start, end in record.take(segment.start, segment.stop):
-            if end > prompt:
-                row = segment.row - segment.start
-                yield from self._take_generated(entry, record, max(start, prompt), end, row)
-            stop = min(end, prompt)
-            if start >= stop:
-                continue
-            offset = (row_bytes(TOKENS) if record.generation else 0) * entry.message.rows
-            for stream in self._states:
-                size = entry.message.rows * row_bytes(stream)
-                payload = entry.payload[offset : offset + size]
-                rows = rows_per_block(row_bytes(stream))
-                for a in range(start, stop, rows):
-                    b = min(a + rows, stop)
-                    row = segment.row + a - segment.start
-                    data = self._slices(payload, stream, entry.message.rows, row, row + b - a)
-                    yield Block(record, stream, a, b, data)
-                offset += size
+        for start, stop in record.take(segment.start, segment.stop):
+            row = segment.row + start - segment.start
+            if start < prompt:
+                yield from self._take_prompt(entry, record, start, min(stop, prompt), row)
+            if self._answers is not None and stop > prompt:
+                first = max(start, prompt)
+                yield from self._answers.take(entry, record, first, stop, row + first - start)
 
-    def _take_generated(
+    def _take_prompt(
         self, entry: Entry, record: Record, start: int, stop: int, row: int
     ) -> Iterator[Block]:
-        """Keep the generated positions [start, stop), which lie from row `row + start` on."""
-        assert self._layout is not None
-        assert record.generation is not None
-        for position in range(start, stop):
-            taken = self._layout.row(entry.payload, entry.message.rows, row + position)
-            record.generation.add(position, self._layout.token_of(taken), taken)
-        self._waiting += stop - start
-        if record.generation.waiting > self._layout.block_rows:
-            yield from self._grown(record)
-
-    def _grown(self, record: Record, below: int | None = None) -> Iterator[Block]:
-        """Make blocks of the generated rows of `record` that wait; see `Generation.take`."""
-        if self._layout is None or record.generation is None:
-            return
-        self._waiting -= record.generation.waiting
-        for start, rows in record.generation.take(below):
-            for stream, data in self._layout.streams_of(rows):
-                yield Block(record, stream, start, start + len(rows), data)
-        self._waiting += record.generation.waiting
+        """Make blocks of the positions [start, stop), which lie from row `row` of the entry on."""
+        offset = (row_bytes(TOKENS) if record.generation else 0) * entry.message.rows
+        for stream in self._states:
+            size = entry.message.rows * row_bytes(stream)
+            payload = entry.payload[offset : offset + size]
+            rows = rows_per_block(row_bytes(stream))
+            for a in range(start, stop, rows):
+                b = min(a + rows, stop)
+                first = row + a - start
+                data = self._slices(payload, stream, entry.message.rows, first, first + b - a)
+                yield Block(record, stream, a, b, data)
+            offset += size
 
     def _slices(
         self, payload: memoryview, stream: StreamSpec, rows: int, start: int, stop: int
@@ -284,7 +222,7 @@ class Assembler:
             self._pending += len(blocks)
             for block in blocks:
                 block.record.pending += 1
-        for task in _tasks(blocks):
+        for task in tasks(blocks):
             if entry is not None:
                 self._ring.keep(entry)
             self._pool.submit(self._store, entry, task)
@@ -379,15 +317,11 @@ class Assembler:
     def _close_record(
         self, record: Record, reason: str | None, generated: array[int] | None = None
     ) -> None:
-        """Take nothing more of `record`, which has `generated` these tokens if that is known."""
+        """Take nothing more of `record`, which has `generated` these tokens if that was said."""
         del self._open[record.request.key]
         record.end_reason = reason
-        if record.generation is not None:
-            record.end(record.generation.known() if generated is None else generated)
-            record.certain = record.request.num_tokens + record.generation.agreeing(
-                record.generated
-            )
-            self._submit(None, list(self._grown(record, below=record.certain)))
+        if self._answers is not None:
+            self._submit(None, list(self._answers.end(record, generated)))
         if self._settle(record, closing=True):
             # The disk may take long, and this thread must see when the time is over.
             self._pool.submit(self._finish, record)
@@ -415,7 +349,7 @@ class Assembler:
     def _publish(self, record: Record) -> None:
         try:
             if record.failure is None:
-                self._complete(record)
+                complete(record)
                 self._publisher.publish(record)
                 return
         except Exception as error:
@@ -426,19 +360,6 @@ class Assembler:
             self._count_error("an unfinished file could not be removed", error)
         key, rid = record.request.key, record.request.rid
         self._publisher.give_up(key, rid, record.num_tokens, record.failure or "error")
-
-    def _complete(self, record: Record) -> None:
-        """Add the generated tokens, and take back what ran as others. All blocks are stored."""
-        if record.certain is None:
-            return
-        prompt, total = record.request.num_tokens, record.num_tokens
-        gone = record.container.cut(record.certain)
-        if record.certain < total:
-            gone = union([*gone, (record.certain, total)])
-        record.take_back(gone, RETRACTED)
-        if total > prompt:
-            ids = encode(array("q", record.generated).tobytes(), TOKENS.dtype)
-            record.container.add(TOKENS.name, prompt, total, ids)
 
     def _lose(self, request: Opened | Closed, reason: str) -> None:
         self._publisher.give_up(request.key, request.rid, request.num_tokens, reason)

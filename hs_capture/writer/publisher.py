@@ -89,7 +89,8 @@ class Publisher:
         now = time.time()
         missing, links = record.missing, record.links
         followed = record.prompt_tokens
-        prompt = {} if followed is None else {"prompt_tokens": followed}
+        behind = len(record.behind)
+        generation = {} if followed is None else {"prompt_tokens": followed, "rows_behind": behind}
         entry = IndexEntry(
             sequence=sequence,
             file=file,
@@ -99,7 +100,7 @@ class Publisher:
             complete=not missing,
             incomplete_reason=record.incomplete_reason,
             missing=tuple(missing),
-            raw_bytes=record.rows * self._row_bytes,
+            raw_bytes=(record.rows + behind) * self._row_bytes,
             stored_bytes=record.container.finish(
                 {
                     "rid": record.request.rid,
@@ -113,17 +114,18 @@ class Publisher:
                     "weights_version": record.request.weights_version,
                     "lora": record.request.lora,
                     "links": links,
-                    **prompt,
+                    **generation,
                     **self._config.metadata,
                 },
-                rows=record.num_tokens,
+                rows=record.file_rows,
             ),
             published=now,
             key=record.request.key,
             weights_version=record.request.weights_version,
             lora=record.request.lora,
             links=links,
-            prompt_tokens=record.prompt_tokens,
+            prompt_tokens=followed,
+            rows_behind=behind,
         )
         try:
             os.rename(record.path, os.path.join(self.run_dir, file))

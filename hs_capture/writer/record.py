@@ -24,6 +24,8 @@ class Record:
     """What it generates, where that is followed."""
     generated: Sequence[int] = ()
     """The generated tokens whose rows belong to it, once it is closing."""
+    behind: Sequence[int] = ()
+    """The token that ended the answer, if it ran: the next turn of a chat may have its row."""
     certain: int | None = None
     """Where the first row is, if any, that ran as another token than that of the request."""
     covered: list[Interval] = field(default_factory=list)
@@ -57,6 +59,11 @@ class Record:
     def num_tokens(self) -> int:
         """Length of the prompt, and of what was generated once it is closing."""
         return self.request.num_tokens + len(self.generated)
+
+    @property
+    def file_rows(self) -> int:
+        """Length of each stream of the file, once it is closing."""
+        return self.num_tokens + len(self.behind)
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -105,10 +112,14 @@ class Record:
         else:
             self.losses.append(lost)
 
-    def end(self, generated: Sequence[int]) -> None:
-        """Fix the tokens: the prompt and these `generated` ones. What is beyond is not of them."""
+    def end(self, generated: Sequence[int], last: Sequence[int] = ()) -> None:
+        """Fix the tokens: the prompt, these `generated` ones and, if its row came, the `last`.
+
+        What is beyond is not of them.
+        """
         self.generated = generated
         stop = self.num_tokens
+        self.behind = last if any(a <= stop < b for a, b in self.covered) else ()
         self.covered = [(a, min(b, stop)) for a, b in self.covered if a < stop]
 
     def take_back(self, gone: Iterable[Interval], reason: str) -> None:

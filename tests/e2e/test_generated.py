@@ -11,7 +11,7 @@ import pytest
 from harness.captures import run_info, status, wait_for
 from harness.client import generate
 from harness.compare import TOLERANCE, relative_error
-from harness.generated import Talk, answers, assert_followed
+from harness.generated import Talk, answers, assert_chat, assert_followed, chat
 from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.reference import Reference
@@ -58,6 +58,19 @@ def test_conversations_are_right_in_every_row(
     assert {name: counters[name] for name in LOST} == dict.fromkeys(LOST, 0)
 
 
+def test_turns_that_repeat_the_whole_answer_are_complete(
+    server: Server, dump_dir: Path, reference: Reference
+) -> None:
+    """SGLang keeps the row of a token that ended an answer: the next turn has it from there."""
+    turns = chat(server.url, "repeat", prompt(700, 30))
+    store = wait_for(dump_dir, [turn.rid for turn in turns])
+    assert_chat(store, turns, reference, LAYERS)
+    # Overlap scheduling has run the tokens that answers stopped at, and those of other ends not.
+    behind = [store[turn.rid].metadata["rows_behind"] for turn in turns]
+    assert behind == [0, 1, 0, 1]
+    assert turns[2].cached == len(turns[1].prompt) + len(turns[1].answer)
+
+
 def test_a_data_set_trains_on_the_answers(
     server: Server, dump_dir: Path, reference: Reference
 ) -> None:
@@ -82,14 +95,14 @@ def test_every_turn_of_a_chat_is_complete_with_the_prefix_cache_on(
     turns: dict[str, tuple[list[int], list[int]]] = {}
     cached: dict[str, int] = {}
     for turn in range(4):
-        for chat, tokens in chats.items():
-            rid = f"{chat}-{turn}"
+        for name, tokens in chats.items():
+            rid = f"{name}-{turn}"
             sampling = {"max_new_tokens": 7 + turn, "temperature": 1, "ignore_eos": True}
             reply = generate(server.url, tokens, rid, sampling_params=sampling)
             answer = list(reply["output_ids"])
             turns[rid] = (tokens, answer)
             cached[rid] = reply["meta_info"]["cached_tokens"]
-            chats[chat] = [*tokens, *answer, *prompt(300 + 10 * turn, 5 + turn)]
+            chats[name] = [*tokens, *answer, *prompt(300 + 10 * turn, 5 + turn)]
     store = wait_for(dump_dir, turns)
     entries = {entry.rid: entry for entry in store.entries()}
     for rid, (tokens, answer) in turns.items():
@@ -97,7 +110,7 @@ def test_every_turn_of_a_chat_is_complete_with_the_prefix_cache_on(
         assert store[rid].metadata["missing"] == ([[0, cached[rid]]] if cached[rid] else [])
         assert entries[rid].rows == len(tokens) + len(answer) - 1 - cached[rid]
     # All that ran in the turn before is in the cache: its prompt and its answer but for the end.
-    for chat in chats:
+    for name in chats:
         for turn in range(1, 4):
-            before, answer = turns[f"{chat}-{turn - 1}"]
-            assert cached[f"{chat}-{turn}"] == len(before) + len(answer) - 1
+            before, answer = turns[f"{name}-{turn - 1}"]
+            assert cached[f"{name}-{turn}"] == len(before) + len(answer) - 1

@@ -10,7 +10,8 @@ from typing import Any
 from harness.client import generate
 from harness.compare import TOLERANCE, assert_exact, errors
 from harness.reference import Reference
-from hs_capture import Capture
+from hs_capture import Capture, CaptureStore
+from hs_capture.intervals import union
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,57 @@ def answers(url: str, talks: Sequence[Talk], at_once: int, **fields: Any) -> dic
         return {
             talk.rid: list(answer["output_ids"]) for talk, answer in zip(talks, found, strict=True)
         }
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request of a chat: what was sent, what came back, how much of it was cached."""
+
+    rid: str
+    prompt: list[int]
+    answer: list[int]
+    cached: int
+
+
+def chat(url: str, name: str, first: Sequence[int]) -> list[Turn]:
+    """Hold a chat of which each turn repeats all of the earlier ones, to their last tokens.
+
+    Answers end by their length, by a stop token, and after one token. To know a token to stop at,
+    the answer is asked for before under the rid ``NAME-N-whole``, in a cache of its own.
+    """
+    turns: list[Turn] = []
+    tokens = [*first]
+    for number, (count, stops) in enumerate(((9, False), (20, True), (1, False), (20, True))):
+        rid = f"{name}-{number}"
+        sampling = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
+        if stops:
+            whole = generate(url, tokens, f"{rid}-whole", count, extra_key=rid)["output_ids"]
+            at = next(i for i, token in enumerate(whole) if i > 3 and token not in whole[:i])
+            # Where the end of a text is ignored, so are tokens to stop at.
+            sampling |= {"stop_token_ids": [whole[at]], "ignore_eos": False}
+        answer = generate(url, tokens, rid, sampling_params=sampling)
+        said = list(answer["output_ids"])
+        assert not stops or said == whole[: at + 1]
+        turns.append(Turn(rid, tokens, said, answer["meta_info"]["cached_tokens"]))
+        tokens = [*tokens, *said, 3 + number]
+    return turns
+
+
+def assert_chat(
+    store: CaptureStore, turns: Sequence[Turn], reference: Reference, layer_ids: Sequence[int]
+) -> None:
+    """Assert that each turn of a `chat` is complete and right, and has from others what was cached.
+
+    The cache has a turn's prompt and answer, with or without the token that ended it.
+    """
+    before = 0
+    for turn in turns:
+        assert before <= turn.cached <= before + 1
+        capture = store[turn.rid]
+        assert_followed(capture, turn.prompt, turn.answer, reference, layer_ids)
+        sources = [(s["start"], s["stop"]) for s in capture.metadata["sources"]]
+        assert union(sources) == ([(0, turn.cached)] if turn.cached else [])
+        before = len(turn.prompt) + len(turn.answer) - 1
 
 
 def assert_followed(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.captures import run_info, status, wait_for, wait_until
-from harness.generated import Talk, answers, assert_followed
+from harness.generated import Talk, answers, assert_chat, assert_followed, chat
 from harness.launching import Spawner
 from harness.prompts import prompt
 from harness.reference import Reference
@@ -49,7 +49,9 @@ def compare(
         )
         with serving(Spawner(), served, scratch / name / "server.log") as server:
             said = answers(server.url, _talks(), at_once=8)
-            store = wait_for(dump_dir, said)
+            cached = "--disable-radix-cache" not in arguments
+            turns = chat(server.url, "chat", prompt(900, 30)) if cached else []
+            store = wait_for(dump_dir, [*said, *(turn.rid for turn in turns)])
             counters = wait_until(
                 lambda dump_dir=dump_dir: status(dump_dir)["counters"],
                 lambda seen, store=store: seen.get("captures") == len(store),
@@ -59,6 +61,7 @@ def compare(
         for talk in _talks():
             (capture,) = store.captures(talk.rid)
             assert_followed(capture, talk.prompt, said[talk.rid], reference, release.layers)
+        assert_chat(store, turns, reference, release.layers)
         rows[name] = sum(capture.num_tokens for capture in store)
     return rows
 

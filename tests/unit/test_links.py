@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from hs_capture.export.formats import format_named
 from hs_capture.export.plan import Wish, make_plan
 from hs_capture.export.run import run as export
 from hs_capture.extract.drain import Drain
+from hs_capture.extract.judgement import problem_of
 from hs_capture.selection import select
 from hs_capture.soundness import examine
 from linked_captures import IDS, TRUTH, assert_whole, sources_of, write_turn
@@ -149,6 +151,37 @@ def test_a_source_shorter_than_the_link_has_what_it_has(run: Path, dump: Path) -
     write_turn(run, 0, 8)
     write_turn(run, 1, 18, [(0, 10, 0)])
     assert open_store(dump)["turn-1"].missing == [(8, 10)]
+
+
+def test_a_row_behind_those_of_a_capture_is_for_others_alone(
+    run: Path, dump: Path, tmp_path: Path
+) -> None:
+    """The first answer's last token ran: its row is the second turn's, and not the first's."""
+    write_turn(run, 0, 10, behind=1, prompt_tokens=6)
+    write_turn(run, 1, 18, [(0, 11, 0)])
+    for published in ("indexed", "files alone"):
+        first, second = open_store(dump)
+        assert_whole(first, 10)
+        assert_whole(second, 18)
+        assert sources_of(second) == [(0, 11, "turn-0")], published
+        with pytest.raises(IndexError):
+            first.aux_hidden_states((10, 11))
+        assert open_store(dump).find(IDS[:11]) == []
+        assert [c.rid for c in open_store(dump).find(IDS[:10])] == ["turn-0"]
+        item = HiddenStatesDataset(dump, final="pre_norm")[0]
+        assert item["input_ids"].tolist() == IDS[:10]
+        assert item["loss_mask"].tolist() == [0] * 6 + [1] * 4
+        assert len(item["aux_hidden_states"]) == len(item["last_hidden_states"]) == 10
+        (run / "index-tp0.jsonl").unlink(missing_ok=True)
+    for capture in open_store(dump):
+        found = examine(capture.file)
+        assert found is not None
+        assert found.problem is None
+    assert problem_of(open_store(dump)["turn-0"].file, np.array(IDS[:10])) is None
+    write_turn(run, 2, 18, [(0, 12, 0)])
+    assert open_store(dump)["turn-2"].missing == [(11, 12)]
+    Drain(dump, tmp_path / "out").drain()
+    assert_whole(open_store(tmp_path / "out")["turn-1"], 18)
 
 
 def test_rows_in_the_cache_that_are_nobodys_stay_missing(run: Path, dump: Path) -> None:

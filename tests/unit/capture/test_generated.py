@@ -19,11 +19,13 @@ from capture_server import (
     prompt,
     say,
     talk,
+    truth,
     wait_until,
     whole,
 )
 from hs_capture.capture.batch import batch_of
 from hs_capture.format.container import ContainerReader
+from hs_capture.soundness import examine
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["host", "device"])
@@ -50,7 +52,39 @@ def test_conversations_of_all_lengths(tmp_path: Path, dtype: str, late: bool) ->
     assert [c.rid for c in store.find(short.input_ids.tolist())] == ["r2"]
     line = next(line for line in server.index() if line.rid == "r0")
     width = ROW_BYTES // (1 if dtype == "float32" else 2)
-    assert (line.rows, line.raw_bytes, line.prompt_tokens) == (219, 219 * width, 20)
+    assert (line.rows, line.raw_bytes, line.prompt_tokens) == (219, 220 * width, 20)
+
+
+def test_the_row_of_the_last_token_is_behind_those_of_the_capture(tmp_path: Path) -> None:
+    """Where it ran, and as that token: a later request may have it from the cache."""
+    ran, one, never, another, dropped = (talk(key, 20) for key in range(5))
+    with CaptureServer(tmp_path, follows_decode=True, buffer=8 << 20) as server:
+        server.converse(ran, steps=70)
+        server.converse(one, steps=1)
+        server.converse(never, another, dropped, steps=69, closes=False)
+        for request in (never, another, dropped):
+            say(request, 1)
+        server.tap.finish(never, never.generated or (), None)
+        server.prefill((another, 89, 1))
+        assert isinstance(another.generated, list)
+        server.tap.finish(another, [*another.generated[:-1], 7], None)
+        server.tap.lose(batch_of([(dropped, 89, 1)]), "dropped")
+        server.tap.finish(dropped, dropped.generated or (), None)
+    store = server.store()
+    for request in (ran, one, never, another, dropped):
+        assert_complete(store[request.rid], request)
+    behind = {line.rid: line.rows_behind for line in server.index()}
+    assert behind == {"r0": 1, "r1": 1, "r2": 0, "r3": 0, "r4": 0}
+    assert {rid: store[rid].metadata["rows_behind"] for rid in behind} == behind
+    for request, length in ((ran, 89), (one, 20)):
+        assert store[request.rid].num_tokens == length
+        with ContainerReader(store[request.rid].file) as reader:
+            assert reader.read("input_ids", length).tolist() == list(request.generated or ())[-1:]
+            (row,) = reader.read("final.pre_norm", length)
+            assert row.tolist() == truth(request)[length, -1].tolist()
+        found = examine(store[request.rid].file)
+        assert found is not None
+        assert found.problem is None
 
 
 def test_an_ended_conversation_is_published_while_the_server_idles(tmp_path: Path) -> None:

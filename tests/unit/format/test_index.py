@@ -32,6 +32,7 @@ ENTRY = IndexEntry(
     lora="tuned",
     links=((0, 2, 1),),
     prompt_tokens=6,
+    rows_behind=1,
 )
 LINKED = IndexEntry(
     sequence=9,
@@ -79,6 +80,7 @@ def test_a_line_is_plain_json(path: Path) -> None:
         "lora": "tuned",
         "links": [[0, 2, 1]],
         "prompt_tokens": 6,
+        "rows_behind": 1,
     }
 
 
@@ -100,7 +102,7 @@ WHOLE = replace(
     [
         append_line(WHOLE),
         append_line(replace(WHOLE, prompt_tokens=None)),
-        append_line(WHOLE).replace(b',"links":[],"prompt_tokens":6', b""),
+        append_line(WHOLE).replace(b',"links":[],"prompt_tokens":6,"rows_behind":1', b""),
         append_line(LINKED),
         append_line(replace(LINKED, prompt_tokens=8)),
     ],
@@ -215,6 +217,8 @@ def what_comes_of(read: Callable[[], list[IndexEntry]]) -> list[IndexEntry] | st
         ({"published": 1003}, False),
         ({"prompt_tokens": 3}, False),
         ({"prompt_tokens": True}, True),
+        ({"rows_behind": 1}, False),
+        ({"rows_behind": None}, True),
         ({"rows": True}, True),
         ({"rid": None}, True),
         ({"missing": [[0]]}, True),
@@ -230,5 +234,5 @@ def test_lines_of_complete_captures_are_checked_like_any_other(
     found = what_comes_of(lambda: read_index(path))
     assert found == what_comes_of(lambda: [IndexEntry.from_json(line, f"{path}: line 1")])
     assert isinstance(found, str) == refused
-    length = {name: value for name, value in changes.items() if name == "prompt_tokens"}
-    assert refused or found == [replace(COMPLETE, **length)]
+    answer = {name: changes[name] for name in changes if name in ("prompt_tokens", "rows_behind")}
+    assert refused or found == [replace(COMPLETE, **answer)]

@@ -30,7 +30,7 @@ from hs_capture.format.index import IndexEntry, append_line, read_index
 from hs_capture.ring.consumer import Consumer
 from hs_capture.ring.message import Closed, Lost, Message, Opened, Segment, StreamSpec
 from hs_capture.ring.producer import Producer
-from hs_capture.writer import assembler
+from hs_capture.writer import assembler, block
 from hs_capture.writer import config as writer_config
 from hs_capture.writer.assembler import Assembler
 from hs_capture.writer.config import WriterConfig
@@ -468,8 +468,8 @@ def test_a_thread_gets_as_many_blocks_as_make_a_task(sizes: list[int]) -> None:
     """In their order, each once; a task ends with the block that fills it."""
     blocks: Any = [FakeBlock(number, size) for number, size in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembler, "TASK_BYTES", 50)
-        tasks: Any = list(assembler._tasks(blocks))
+        patch.setattr(block, "TASK_BYTES", 50)
+        tasks: Any = list(block.tasks(blocks))
     assert [block for task in tasks for block in task] == blocks
     filled = [sum(block.size for block in task) for task in tasks]
     assert all(size >= 50 for size in filled[:-1])
@@ -496,7 +496,7 @@ def test_no_more_threads_compress_than_were_asked_for(
         return encode(data, dtype)
 
     monkeypatch.setattr(assembler, "encode", encode_slowly)
-    monkeypatch.setattr(assembler, "TASK_BYTES", 1)
+    monkeypatch.setattr(block, "TASK_BYTES", 1)
     opened = [Opened(key, f"r{key}", 4, 0) for key in range(8)]
     with bench(tmp_path, threads=4) as running:
         running.send(message([(key, 0, 4) for key in range(8)], opened=opened))
@@ -518,7 +518,7 @@ def test_threads_share_the_blocks_of_one_request(
         return encode(data, dtype)
 
     monkeypatch.setattr(assembler, "encode", encode_together)
-    monkeypatch.setattr(assembler, "TASK_BYTES", 1)
+    monkeypatch.setattr(block, "TASK_BYTES", 1)
     monkeypatch.setattr(assembler, "rows_per_block", lambda _: 3)
     one = Opened(0, "r0", 21, 0)
     with bench(tmp_path, threads=4) as running:

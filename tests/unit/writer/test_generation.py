@@ -21,7 +21,7 @@ from hs_capture.format.index import read_index
 from hs_capture.ring.consumer import Consumer
 from hs_capture.ring.message import Closed, Message, Opened, Segment, StreamSpec
 from hs_capture.ring.producer import Producer
-from hs_capture.writer import assembler
+from hs_capture.writer import answers
 from hs_capture.writer.assembler import Assembler
 from hs_capture.writer.config import TOKENS, WriterConfig
 from hs_capture.writer.generation import Generation, RowLayout
@@ -126,7 +126,7 @@ def test_rows_that_wait_are_stored_before_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many conversations at once: blocks are then smaller, and nothing else is."""
-    monkeypatch.setattr(assembler, "WAITING_BYTES", 50 * (8 + 6 + 8))
+    monkeypatch.setattr(answers, "WAITING_BYTES", 50 * (8 + 6 + 8))
     producer = Producer(1 << 20)
     settings = config(tmp_path)
     publisher = Publisher(settings)
@@ -135,6 +135,10 @@ def test_rows_that_wait_are_stored_before_they_are_too_many(
     rows: dict[tuple[int, int], tuple[bytes, bytes]] = {}
     with ThreadPoolExecutor(2) as pool:
         writer = Assembler(settings, ring, publisher, pool, faults)
+
+        def waiting() -> int:
+            assert writer._answers is not None
+            return writer._answers._waiting
 
         def send(message: Message, ids: list[int], more: list[int]) -> None:
             data, states = payload(ids, splits_planes=False)
@@ -159,11 +163,11 @@ def test_rows_that_wait_are_stored_before_they_are_too_many(
             at = PROMPT + number
             segments = [Segment(key, at, at + 1, key) for key in keys]
             send(Message([], REQUESTS, segments), [1000 * key + number for key in keys], [])
-            assert writer._waiting <= 50
-        closed = [Closed(key, f"r{key}", PROMPT + ANSWER - 1, None, ANSWER - 1) for key in keys]
-        answers = [1000 * key + number for key in keys for number in range(ANSWER - 1)]
-        send(Message(closed=closed), [], answers)
-        assert writer._waiting == 0
+            assert waiting() <= 50
+        closed = [Closed(key, f"r{key}", PROMPT + ANSWER - 1, None, ANSWER) for key in keys]
+        said = [1000 * key + number for key in keys for number in range(ANSWER)]
+        send(Message(closed=closed), [], said)
+        assert waiting() == 0
     assert faults.count == 0
     assert ring.drained
     publisher.close()
@@ -172,14 +176,15 @@ def test_rows_that_wait_are_stored_before_they_are_too_many(
     assert sorted(line.rid for line in lines) == [f"r{key}" for key in keys]
     for line in lines:
         assert (line.complete, line.num_tokens, line.prompt_tokens) == (True, 63, PROMPT)
+        assert line.rows_behind == 1
         key = int(line.rid[1:])
         with ContainerReader(tmp_path / str(line.file)) as reader:
             assert 5 < len(reader.streams["layer.1"].blocks) < ANSWER
-            assert reader.read("input_ids")[PROMPT:].tolist() == answers[59 * key : 59 * key + 59]
+            assert reader.read("input_ids")[PROMPT:].tolist() == said[60 * key : 60 * key + 60]
             for place, name in enumerate(("layer.1", "final.pre_norm")):
                 found = reader.read(name)
                 assert [row.tobytes() for row in found] == [
-                    rows[key, at][place] for at in range(PROMPT + ANSWER - 1)
+                    rows[key, at][place] for at in range(PROMPT + ANSWER)
                 ]
 
 
