@@ -119,7 +119,9 @@ def serve(
     print(json.dumps(ready), file=answers)
     for line in sys.stdin:
         order = json.loads(line)
-        load, dice = Load(**order["load"]), random.Random(order["seed"])
+        load = Load(**order["load"])
+        # No round has a prompt of another one, should a prefix cache be on.
+        dice = random.Random(f"{load.name} {order['seed']}")
         prompts = [
             [dice.randrange(100, vocabulary - 10) for _ in range(PROMPT_TOKENS)]
             for _ in range(load.prompts)
