@@ -77,7 +77,7 @@ def serve(model: str, options: dict[str, Any], folder: str) -> None:
             said[rid] = [*tokens, *answer["output_ids"]]
     once = {"max_new_tokens": 1, "temperature": 0}
     for rid, tokens in said.items():
-        llm.generate(input_ids=tokens[:-1], sampling_params=once, rid=f"again-{rid}")
+        llm.generate(input_ids=tokens, sampling_params=once, rid=f"again-{rid}")
     llm.shutdown()
     Path(folder, "said.json").write_text(json.dumps(said))
 
@@ -90,6 +90,22 @@ def states(capture: Any, rows: int) -> Any:
         capture.last_hidden_states(state, (0, rows))[:, None] for state in ("pre_norm", "post_norm")
     ]
     return torch.cat([capture.aux_hidden_states((0, rows)), *finals], 1).float()
+
+
+def behind(capture: Any) -> Any:
+    """The row of the token that ended the answer, as `states`; None where it did not run."""
+    import torch
+
+    from hs_capture.format.container import ContainerReader
+    from hs_capture.tensors import to_tensor
+
+    if not capture.metadata["rows_behind"]:
+        return None
+    names = [f"layer.{layer}" for layer in LAYERS] + ["final.pre_norm", "final.post_norm"]
+    with ContainerReader(capture.file) as reader:
+        rows = [reader.read(name, capture.num_tokens) for name in names]
+    dtype = capture.metadata["dtype"]
+    return torch.stack([to_tensor(row, dtype) for row in rows], 1).float()
 
 
 def error(found: Any, expected: Any) -> float:
@@ -116,7 +132,7 @@ def compare(reference: Path, folder: Path, graphs: bool) -> dict[str, Any]:
     eager = hs_capture.open_store(reference / "dump")
     wrong: list[str] = []
     to_prefill = to_eager = 0.0
-    generated = shared = 0
+    generated = shared = ended = 0
     for rid, tokens in said.items():
         if rid not in store or f"again-{rid}" not in store:
             wrong.append(f"{rid}: not captured")
@@ -127,8 +143,12 @@ def compare(reference: Path, folder: Path, graphs: bool) -> dict[str, Any]:
             continue
         rows = capture.num_tokens
         own = states(capture, rows)
-        again = states(store[f"again-{rid}"], rows)
-        to_prefill = max(to_prefill, error(own, again))
+        again = states(store[f"again-{rid}"], len(tokens))
+        to_prefill = max(to_prefill, error(own, again[:rows]))
+        last = behind(capture)
+        if last is not None:
+            to_prefill = max(to_prefill, error(last, again[rows:]))
+            ended += 1
         same = common(tokens[:-1], eager[rid].input_ids.tolist())
         to_eager = max(to_eager, error(own[:same], states(eager[rid], same)))
         generated += rows - capture.prompt_tokens
@@ -142,6 +162,7 @@ def compare(reference: Path, folder: Path, graphs: bool) -> dict[str, Any]:
         "captures": len(said),
         "generated rows": generated,
         "of them shared with eager": shared,
+        "rows of tokens that ended an answer": ended,
         "error to prefill": to_prefill,
         "error to eager": to_eager,
         "decode passes logged, in graphs or not": ran,
