@@ -115,6 +115,10 @@ class LinkedReader:
             theirs, ours = reader.metadata.get(name), self.metadata.get(name)
             if theirs != ours:
                 yield f"metadata: {name} is {theirs!r}, not {ours!r}"
+        rows = reader.streams[INPUT_IDS].rows if INPUT_IDS in reader.streams else 0
+        if rows < source.stop:
+            yield f"{INPUT_IDS}: it has {rows} rows"
+            return
         ids = [r.read(INPUT_IDS, source.start, source.stop) for r in (reader, self._own)]
         other = np.flatnonzero(ids[0] != ids[1])
         if len(other):

@@ -68,6 +68,8 @@ def _problems(reader: ContainerReader, metadata: CaptureMetadata) -> Iterator[st
     for name in (INPUT_IDS, *states):
         if name not in reader.streams:
             yield f"stream {name!r} is missing"
+    if metadata.rows_behind not in (0, 1):
+        yield f"rows_behind is {metadata.rows_behind}, not 0 or 1"
     for stream in reader.streams.values():
         yield from _shape_problems(reader, stream, metadata)
     linked = [(start, stop) for start, stop, _ in metadata.links]
@@ -97,7 +99,9 @@ def _shape_problems(
     place = f"stream {stream.name!r}"
     rows = metadata.num_tokens + metadata.rows_behind
     if stream.rows != rows:
-        yield f"{place} has {stream.rows} rows, the capture has {rows} tokens"
+        behind = " and one row behind them" if metadata.rows_behind else ""
+        tokens = f"{metadata.num_tokens} tokens{behind}"
+        yield f"{place} has {stream.rows} rows, the capture has {tokens}"
     whole = (0, rows)
     if stream.name == INPUT_IDS:
         missing = subtract(whole, reader.covered(INPUT_IDS))

@@ -326,6 +326,8 @@ class Capture:
             return reader.metadata, metadata
 
     def _check_shapes(self, reader: LinkedReader, metadata: CaptureMetadata) -> None:
+        if metadata.rows_behind not in (0, 1):
+            raise FormatError(f"{self.file}: rows_behind is {metadata.rows_behind}, not 0 or 1")
         rows = metadata.num_tokens + metadata.rows_behind
         states = (metadata.dtype, (rows, metadata.hidden_size))
         expected: dict[str, tuple[str, tuple[int, ...]]] = {INPUT_IDS: ("int64", (rows,))}

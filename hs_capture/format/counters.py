@@ -28,7 +28,7 @@ WRITER_COUNTERS = {
     "incomplete": "those of them whose file lacks rows, which others may have",
     "lost": "requests given up without a file",
     "tokens": "rows published",
-    "raw_bytes": "bytes of these rows before compression",
+    "raw_bytes": "bytes of the states before compression",
     "stored_bytes": "bytes of the capture files",
     "rows_late": "rows that came after their capture was closed for lack of news",
     "writer_errors": "errors in the writer",

@@ -124,7 +124,7 @@ def _usual(line: bytes) -> IndexEntry | None:
         return None
     names = tuple(value)
     if names == _NAMES_OF_EARLY_VERSIONS:
-        value["links"], value["prompt_tokens"], value["rows_behind"] = [], None, 0
+        value |= {"links": [], "prompt_tokens": None, "rows_behind": 0}
     elif names != _NAMES:
         return None
     *kinds, prompt, behind = map(type, value.values())

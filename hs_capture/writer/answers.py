@@ -78,6 +78,8 @@ def complete(record: Record) -> None:
         return
     prompt, total = record.request.num_tokens, record.num_tokens
     gone = record.container.cut(record.certain)
+    if any(stop > total for _, stop in gone):
+        record.behind = ()
     if record.certain < total:
         gone = union([*gone, (record.certain, total)])
     record.take_back(gone, RETRACTED)

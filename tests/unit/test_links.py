@@ -233,7 +233,14 @@ def _damaged(run: Path, dump: Path) -> str:
     return "checksum does not match"
 
 
-@pytest.mark.parametrize("spoil", [_others, _other_key, _other_run, _damaged])
+def _shorter(run: Path, dump: Path) -> str:
+    """The index says that there is a row behind, and the file has none."""
+    path_of(run, 0).unlink()
+    write_turn(run, 0, 9, indexed=False)
+    return "input_ids: it has 9 rows"
+
+
+@pytest.mark.parametrize("spoil", [_others, _other_key, _other_run, _damaged, _shorter])
 def test_a_source_that_is_not_what_it_was_is_damage(
     chat: Path, dump: Path, spoil: Callable[[Path, Path], str]
 ) -> None:

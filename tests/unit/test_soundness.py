@@ -75,6 +75,12 @@ def test_a_capture_of_which_no_row_came_is_sound_when_it_says_so(path: Path) -> 
     assert written(path, good(), without=((0, TOKENS),)).problem is None
 
 
+@pytest.mark.parametrize("behind", [-1, 2])
+def test_more_rows_than_one_behind_those_of_the_capture_are_found(path: Path, behind: int) -> None:
+    found = written(path, good(), num_tokens=TOKENS - behind, rows_behind=behind)
+    assert found.problem == f"{path}: rows_behind is {behind}, not 0 or 1"
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_found(path: Path, value: float) -> None:
     streams = good()

@@ -87,6 +87,24 @@ def test_the_row_of_the_last_token_is_behind_those_of_the_capture(tmp_path: Path
         assert found.problem is None
 
 
+def test_a_row_behind_goes_with_the_block_that_reaches_beyond_it(tmp_path: Path) -> None:
+    """Should an answer ever be shorter than what was decoded of it: the file holds what it says."""
+    request = talk(0, 20)
+    with CaptureServer(tmp_path, follows_decode=True, buffer=8 << 20) as server:
+        server.converse(request, steps=290, closes=False)
+        assert isinstance(request.generated, list)
+        del request.generated[200:]
+        server.tap.finish(request, request.generated, None)
+    capture = server.store()["r0"]
+    ((start, stop),) = capture.missing
+    assert 20 <= start < stop == capture.num_tokens == 219
+    assert_incomplete(capture, request, "retracted", [(start, 219)])
+    assert capture.metadata["rows_behind"] == 0
+    found = examine(capture.file)
+    assert found is not None
+    assert found.problem is None
+
+
 def test_an_ended_conversation_is_published_while_the_server_idles(tmp_path: Path) -> None:
     request = talk(0, 5)
     with CaptureServer(tmp_path, follows_decode=True) as server:
