@@ -12,9 +12,10 @@ from harness import parallel
 from harness.captures import run_info, status, wait_for
 from harness.client import generate
 from harness.compare import assert_exact
+from harness.generated import assert_chat, chat
 from harness.launching import INTERPRETED, Zygote
 from harness.prompts import prompt
-from harness.proof import prove
+from harness.proof import LAYERS, prove
 from harness.reference import Reference
 from harness.refusals import refused_start
 from harness.server import Serve, ServerConfig
@@ -45,6 +46,24 @@ def test_every_row_is_exact(
     model = build_tiny_family(tmp_path / "tiny", config)
     prove(serve, zygote, ServerConfig(model), tmp_path / "dump")
     assert run_info(tmp_path / "dump")["model_class"] == config["architectures"][0]
+
+
+@pytest.mark.parametrize("config", [LLAMA, *DENSE, *SPARSE], ids=model_type)
+def test_the_turns_of_a_chat_are_whole(
+    serve: Serve, zygote: Zygote, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    """Generated tokens have their rows, and a turn has from others what the cache had."""
+    model = build_tiny_family(tmp_path / "tiny", config)
+    environment = {
+        "SGLANG_HS_DUMP_DIR": str(tmp_path / "dump"),
+        "SGLANG_HS_PHASES": "prefill,decode",
+        "SGLANG_HS_LAYERS": ",".join(map(str, LAYERS)),
+    }
+    with serve(zygote, ServerConfig(model, environment)) as server:
+        turns = chat(server.url, "chat", prompt(7, 30))
+        store = wait_for(tmp_path / "dump", [turn.rid for turn in turns])
+    assert [turn.cached > 0 for turn in turns] == [False, True, True, True]
+    assert_chat(store, turns, Reference(model), LAYERS)
 
 
 @pytest.mark.parametrize("config", [LLAMA, *DENSE, *SPARSE], ids=model_type)
