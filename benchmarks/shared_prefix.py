@@ -1,8 +1,10 @@
 """Chats with one system prompt: the prefix cache on, with links, against a key a request (salted).
 
     PYTHONPATH=tests python benchmarks/shared_prefix.py
+    python benchmarks/shared_prefix.py --model CONFIG     # on a GPU: dimensions of this config.json
 
-Real SGLang serves the tests' tiny model on the CPU, once, with hs-capture and its prefix cache on.
+Real SGLang serves once, with hs-capture and its prefix cache on: the tests' tiny model on a CPU, or
+random weights on a GPU.
 Each round makes new chats: the turns of a chat come one after the other, each a prompt with all
 turns before it (answers are part of the data, as in a training set) and one new token; some chats
 run at a time. Both variants are sent the same tokens, in turn first and second. The salted one
@@ -10,8 +12,8 @@ gives each request an `extra_key` of its own, with which SGLang computes the who
 do today to have complete captures.
 
 Counted are the rows that were computed, the bytes of the captures' files, the seconds until all was
-answered and until all was published, and how many captures are complete. Then all are read, and a
-few are held against each other, row by row.
+answered and until all was published, and how many captures are complete. Then some are read, and a
+few held against each other, row by row.
 """
 
 from __future__ import annotations
@@ -30,20 +32,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from chat_servers import Ask, on_cpu, on_gpu, vocabulary_of
 from figures import machine
 
-from harness.captures import wait_until
-from harness.client import generate
-from harness.compare import relative_error
-from harness.launching import Spawner
-from harness.prompts import FIRST_ORDINARY_TOKEN
-from harness.server import ServerConfig, serving
-from harness.tiny_model import VOCAB, build_tiny_model
 from hs_capture import Capture, open_store
 
 VARIANTS = ("linked", "salted")
 COMPARED = 8
 """Captures a round that are compared between the variants."""
+READ = 100
+"""Captures a round that are read."""
+FIRST_ORDINARY_TOKEN = 2
+PUBLISH_SECONDS = 240
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Round:
     answered: float
     published: float
     read: float
-    """To read every complete capture, once."""
+    """To read the first `READ` captures, once."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Shape:
     system: int
     turn: int
     at_once: int
+    vocabulary: int
 
 
 def main() -> int:
@@ -81,10 +82,12 @@ def main() -> int:
     parser.add_argument("--turn", type=int, default=60, help="mean tokens that a turn adds")
     parser.add_argument("--at-once", type=int, default=8, help="chats that run at a time")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", help="folder with a config.json, to be served on a GPU")
     parser.add_argument("--dump-root", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    shape = Shape(options.chats, options.turns, options.system, options.turn, options.at_once)
+    sizes = (options.chats, options.turns, options.system, options.turn, options.at_once)
+    shape = Shape(*sizes, vocabulary_of(options.model))
     rounds: dict[str, list[Round]] = {variant: [] for variant in VARIANTS}
     worst = 0.0
     with (
@@ -92,19 +95,14 @@ def main() -> int:
         tempfile.TemporaryDirectory(dir=options.dump_root) as dump_root,
     ):
         dump_dir = Path(dump_root) / "dump"
-        config = ServerConfig(
-            build_tiny_model(Path(folder) / "model"),
-            {"SGLANG_HS_DUMP_DIR": str(dump_dir), "SGLANG_HS_BUFFER": "256M"},
-            chunk=2048,
-            arguments=("--max-total-tokens", "65536"),
-        )
-        with serving(Spawner(), config, Path(folder) / "server.log") as server:
+        model = options.model
+        with on_gpu(model, dump_dir) if model else on_cpu(Path(folder), dump_dir) as ask:
             for number in range(-1, options.rounds):
                 # The first round warms up, and is a tenth of the others.
                 size = shape if number >= 0 else Shape(**{**asdict(shape), "chats": 4})
                 found = {}
                 for variant in VARIANTS[:: 1 if number % 2 else -1]:
-                    done, found[variant] = one_round(server.url, dump_dir, variant, number, size)
+                    done, found[variant] = one_round(ask, dump_dir, variant, number, size)
                     if number >= 0:
                         rounds[variant].append(done)
                     print(f"round {number} {variant}: {done}", file=sys.stderr, flush=True)
@@ -126,7 +124,7 @@ def main() -> int:
 
 
 def one_round(
-    url: str, dump_dir: Path, variant: str, number: int, shape: Shape
+    ask: Ask, dump_dir: Path, variant: str, number: int, shape: Shape
 ) -> tuple[Round, dict[str, Capture]]:
     """Run the chats of a round; return what it took, and its captures without the variant's name.
 
@@ -139,13 +137,16 @@ def one_round(
     started = time.perf_counter()
     with ThreadPoolExecutor(shape.at_once) as pool:
         jobs = [
-            pool.submit(one_chat, url, turns, f"{variant}-{number}-{chat}", variant == "salted")
+            pool.submit(one_chat, ask, turns, f"{variant}-{number}-{chat}", variant == "salted")
             for chat, turns in enumerate(chats)
         ]
         computed = sum(job.result() for job in jobs)
     answered = time.perf_counter() - started
     count = sum(map(len, chats))
-    wait_until(lambda: lines(dump_dir) - before, lambda new: new >= count)
+    while lines(dump_dir) - before < count:
+        if time.perf_counter() - started - answered > PUBLISH_SECONDS:
+            raise TimeoutError(f"{lines(dump_dir) - before} of {count} captures were published")
+        time.sleep(0.01)
     published = time.perf_counter() - started
     store = open_store(dump_dir)
     mine = f"{variant}-{number}-"
@@ -153,11 +154,10 @@ def one_round(
     entries = [entry for entry in store.entries() if entry.rid.startswith(mine)]
     assert sum(entry.rows for entry in entries) == computed, "rows were lost"
     begun = time.perf_counter()
-    for capture in captures.values():
-        if capture.complete:
-            with capture.held_open():
-                capture.aux_hidden_states()
-                capture.last_hidden_states("pre_norm")
+    for capture in itertools.islice((c for c in captures.values() if c.complete), READ):
+        with capture.held_open():
+            capture.aux_hidden_states()
+            capture.last_hidden_states("pre_norm")
     return Round(
         captures=len(captures),
         complete=sum(capture.complete for capture in captures.values()),
@@ -170,30 +170,29 @@ def one_round(
     ), captures
 
 
-def one_chat(url: str, turns: list[list[int]], rid: str, salted: bool) -> int:
+def one_chat(ask: Ask, turns: list[list[int]], rid: str, salted: bool) -> int:
     """Send the turns of a chat in order; return how many rows the server computed for them."""
     computed = 0
     for turn, tokens in enumerate(turns):
         name = f"{rid}-{turn}"
-        key = {"extra_key": name} if salted else {}
-        answer = generate(url, tokens, name, **key)
-        computed += len(tokens) - answer["meta_info"]["cached_tokens"]
+        computed += len(tokens) - ask(tokens, name, name if salted else None)
     return computed
 
 
 def prompts_of(dice: random.Random, shape: Shape) -> Iterator[list[list[int]]]:
     """Chats without end, each as the prompts of its turns, with one system prompt."""
-    system = tokens(dice, shape.system)
+    system = tokens(dice, shape.system, shape.vocabulary)
     while True:
         said, turns = system, []
         for _ in range(shape.turns):
-            said = [*said, *tokens(dice, dice.randint(shape.turn // 2, shape.turn * 3 // 2))]
+            more = dice.randint(shape.turn // 2, shape.turn * 3 // 2)
+            said = [*said, *tokens(dice, more, shape.vocabulary)]
             turns.append(said)
         yield turns
 
 
-def tokens(dice: random.Random, count: int) -> list[int]:
-    return dice.choices(range(FIRST_ORDINARY_TOKEN, VOCAB), k=count)
+def tokens(dice: random.Random, count: int, vocabulary: int) -> list[int]:
+    return dice.choices(range(FIRST_ORDINARY_TOKEN, vocabulary), k=count)
 
 
 def lines(dump_dir: Path) -> int:
@@ -202,15 +201,20 @@ def lines(dump_dir: Path) -> int:
 
 
 def difference(linked: dict[str, Capture], salted: dict[str, Capture]) -> float:
-    """The largest relative error of some captures of one variant against the other's."""
+    """The largest relative error (2-norm) of a row of some captures against the other variant's."""
     both = sorted(name for name in linked if linked[name].complete and salted[name].complete)
     return max(
         (
-            relative_error(linked[name].aux_hidden_states(), salted[name].aux_hidden_states())
+            row_error(linked[name], salted[name])
             for name in random.Random(0).sample(both, min(COMPARED, len(both)))
         ),
         default=float("inf"),
     )
+
+
+def row_error(one: Capture, other: Capture) -> float:
+    ours, theirs = (capture.aux_hidden_states().float() for capture in (one, other))
+    return float(((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)).max())
 
 
 def show(rounds: dict[str, list[Round]], worst: float) -> None:
@@ -234,7 +238,7 @@ def show(rounds: dict[str, list[Round]], worst: float) -> None:
         ("stored_bytes", "bytes stored"),
         ("answered", "seconds until answered"),
         ("published", "seconds until published"),
-        ("read", "seconds to read all"),
+        ("read", f"seconds to read {READ}"),
     ):
         linked, salted = (median(variant, name) for variant in VARIANTS)
         ratio = f"{salted / linked:.2f}" if linked else ""
