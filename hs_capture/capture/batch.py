@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,7 +29,7 @@ class Request:
     """The tokens that it has generated so far: SGLang's own list, which grows. None where their
     rows are not wanted."""
 
-    @functools.cached_property
+    @property
     def num_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.input_ids)

@@ -205,9 +205,9 @@ class Tap:
         needed = request.input_ids.nbytes + (0 if lineage is None else lineage.nbytes)
         if self._room(draft) * self._row_bytes < needed:
             draft = self._send(draft, tensors)
-        if self._room(draft) * self._row_bytes < needed:
-            # The ring is small. The capture is incomplete, as it would be without lineage.
-            lineage = None
+            if self._room(draft) * self._row_bytes < needed:
+                # The ring is small. The capture is incomplete, as it would be without lineage.
+                lineage = None
         draft.open(request, lineage)
         return draft
 
