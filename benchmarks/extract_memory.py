@@ -65,10 +65,12 @@ def main() -> None:
 def _watched(command: Sequence[str | Path], lines: Path, samples: int) -> int:
     """Run a command that appends a line to a file for each sample; return its exit code."""
     print(f"| samples | resident memory of {command[0]} |\n|---|---|", flush=True)
-    told, read, done = 0, 0, 0
+    told, read, done, resident = 0, 0, 0, 0
     with subprocess.Popen([sys.executable, "-m", "hs_capture.cli", *command]) as process:
         while process.poll() is None:
             time.sleep(0.2)
+            # A process that has just ended has none: then what it had a moment before counts.
+            resident = _resident(process.pid) or resident
             if not lines.exists():
                 continue
             with lines.open("rb") as file:
@@ -78,7 +80,7 @@ def _watched(command: Sequence[str | Path], lines: Path, samples: int) -> int:
             done += new.count(b"\n")
             if done * TENTHS // samples > told:
                 told = done * TENTHS // samples
-                print(f"| {done:,} | {_resident(process.pid) / 1e6:.1f} MB |", flush=True)
+                print(f"| {done:,} | {resident / 1e6:.1f} MB |", flush=True)
     return process.returncode
 
 
