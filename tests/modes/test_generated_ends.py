@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -214,7 +215,11 @@ def _assert_cut(server: Server, capture: Capture, tokens: list[int], reference: 
 
 
 def _wait_for_rows(dump_dir: Path, more: int) -> None:
-    before = status(dump_dir)["counters"]["rows_taken"]
+    """Wait until the running request has brought so many rows."""
+    # What the status file has not told yet of earlier requests is none of this one's.
+    asked = time.time()
+    told = wait_until(lambda: status(dump_dir), lambda seen: seen["heartbeat"] > asked)
+    before = told["counters"]["rows_taken"]
     wait_until(
         lambda: status(dump_dir)["counters"]["rows_taken"], lambda seen: seen >= before + more
     )
