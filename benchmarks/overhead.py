@@ -4,10 +4,12 @@
 
 Each variant is a SGLang engine of its own, in a process of its own with its own environment; all of
 them stay up, and rounds alternate between them, so that a drift of the machine meets all alike. The
-model is a configuration with dummy weights of realistic scale. Two loads:
+model is a configuration with dummy weights of realistic scale. Loads:
 
     prefill   prompts of 1,024 random tokens, one new token each
     mixed     prompts of 1,024 random tokens, 128 new tokens each, 32 at a time
+    shared    prompts that begin with the same 2,048 tokens and have 128 of their own, one new
+              token each, 8 at a time; for engines with a prefix cache
 
 Variants: absent (the plugin cannot be found), unset (installed, variable unset), on, decode (on,
 with generated tokens too: SGLANG_HS_PHASES=prefill,decode), and two ways people capture today: save
@@ -22,7 +24,6 @@ import argparse
 import json
 import os
 import platform
-import random
 import shutil
 import statistics
 import subprocess
@@ -35,9 +36,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from loads import Load, answer, loads_of, prompts_of
+
 HERE = Path(__file__).resolve().parent
 CAPTURING = ("on", "decode")
-PROMPT_TOKENS = 1024
 DRAIN_SECONDS = 60.0
 
 ENGINE = {
@@ -55,15 +57,6 @@ ENGINE = {
     "random_seed": 1,
     "log_level": "warning",
 }
-
-
-@dataclass(frozen=True)
-class Load:
-    """One kind of load: how many prompts, how many new tokens."""
-
-    name: str
-    prompts: int
-    new_tokens: int
 
 
 @dataclass(frozen=True)
@@ -120,12 +113,7 @@ def serve(
     for line in sys.stdin:
         order = json.loads(line)
         load = Load(**order["load"])
-        # No round has a prompt of another one, should a prefix cache be on.
-        dice = random.Random(f"{load.name} {order['seed']}")
-        prompts = [
-            [dice.randrange(100, vocabulary - 10) for _ in range(PROMPT_TOKENS)]
-            for _ in range(load.prompts)
-        ]
+        prompts = prompts_of(load, order["seed"], vocabulary)
         print(json.dumps(asdict(one_round(llm, variant, load, prompts, dump_dir))), file=answers)
     llm.shutdown()
 
@@ -135,14 +123,9 @@ def one_round(
 ) -> Round:
     """Answer `prompts` and wait until what was captured is published."""
     before = published_captures(dump_dir) if variant in CAPTURING else 0
-    sampling = {"max_new_tokens": load.new_tokens, "temperature": 0, "ignore_eos": True}
     extra = {"return_hidden_states": True} if variant == "json" else {}
-    gaps: list[float] = []
     started = time.perf_counter()
-    if load.new_tokens == 1:
-        llm.generate(input_ids=prompts, sampling_params=sampling, **extra)
-    else:
-        gaps = llm.loop.run_until_complete(answered_32(llm, prompts, sampling, extra))
+    gaps = answer(llm, load, prompts, extra)
     answered = time.perf_counter() - started
     if variant in CAPTURING:
         while published_captures(dump_dir) < before + len(prompts):
@@ -154,38 +137,6 @@ def one_round(
     (state,) = llm.get_server_info()["internal_states"]
     peak_bytes = state["hs_bench_peak_bytes"]
     return Round(answered, published, sum(map(len, prompts)), gaps, peak_bytes)
-
-
-async def answered_32(
-    llm: Any, prompts: list[list[int]], sampling: dict[str, Any], extra: dict[str, Any]
-) -> list[float]:
-    """Answer `prompts`, 32 at a time, and return the seconds between tokens.
-
-    Answers are streamed, but for those with hidden states: SGLang would send all of a prompt's
-    states again with each token.
-    """
-    import asyncio
-
-    gate = asyncio.Semaphore(32)
-    gaps: list[float] = []
-
-    async def one(prompt: list[int]) -> None:
-        async with gate:
-            if extra:
-                await llm.async_generate(input_ids=prompt, sampling_params=sampling, **extra)
-                return
-            last = None
-            stream = await llm.async_generate(
-                input_ids=prompt, sampling_params=sampling, stream=True
-            )
-            async for _ in stream:
-                now = time.perf_counter()
-                if last is not None:
-                    gaps.append(now - last)
-                last = now
-
-    await asyncio.gather(*map(one, prompts))
-    return gaps
 
 
 def published_captures(dump_dir: Path) -> int:
@@ -338,10 +289,7 @@ def main() -> int:
         serve(options.serve, options.model, options.engine, options.gibibytes, options.dump_dir)
         return 0
     baseline = options.variants.split(",")[0]
-    loads = {
-        "prefill": Load("prefill", options.prompts, 1),
-        "mixed": Load("mixed", options.prompts // 2, 128),
-    }
+    loads = loads_of(options.prompts)
     root = Path(tempfile.mkdtemp(prefix="hs-bench-", dir="/dev/shm"))
     parameters = {name: str(value) for name, value in vars(options).items() if value}
     report: dict[str, Any] = {"machine": machine(), "parameters": parameters, "loads": {}}

@@ -42,9 +42,10 @@ class Copier(Protocol):
         """
 
     def protect(self) -> None:
-        """Keep the tensors of the last `copy` as they are until they were read.
+        """Have the device read the tensors of the last `copy` before it does anything else.
 
-        To be called before the next forward pass, which may reuse their memory.
+        To be called before a forward pass that may write to the same memory, and before the copies
+        of the next one: so the tensors of two passes at the most wait to be freed.
         """
 
 

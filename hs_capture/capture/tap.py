@@ -102,6 +102,8 @@ class Tap:
         """
         self._check(batch, tensors)
         self._begin_waiting()
+        # Tensors that are being read are kept from being freed: those of two passes at the most.
+        self.protect()
         draft = Draft()
         for rows in self._unfinished(batch):
             draft = self._open_in(draft, rows.request, tensors)
@@ -118,9 +120,10 @@ class Tap:
         self._send(draft, tensors)
 
     def protect(self) -> None:
-        """Keep the tensors of the last batch as they are until they were read.
+        """Have the device read the tensors of the last batch before it does anything else.
 
-        To be called before the next forward pass: with CUDA graphs it writes to the same memory.
+        To be called before the next forward pass where that writes to the same memory, as with
+        CUDA graphs.
         """
         self._copier.protect()
 

@@ -28,7 +28,7 @@ from typing import Any
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.contract import broken, broken_in_family
 from hs_capture.hooks.families import DEEPSEEK_V2, SUPPORTED, Family
-from hs_capture.settings import LAYERS
+from hs_capture.settings import BLOCK_TIMEOUT, LAYERS
 
 FIRST_RELEASE = (0, 5, 10)
 """The first release whose batches know their requests in the way that is read here."""
@@ -269,6 +269,23 @@ def require_no_obstacle(host: Host, obstacles: tuple[Obstacle, ...] = OBSTACLES)
     found = [obstacle.text for obstacle in obstacles if obstacle.present(host)]
     if found:
         raise ConfigError("; ".join(found))
+
+
+def require_patience(server_args: Any, seconds: float) -> None:
+    """Check that a forward pass may be held up for `seconds`.
+
+    SGLang's watchdog ends a server whose passes do not go on for ``--watchdog-timeout``. Half of
+    it is left for the pass itself.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    allowed = getattr(server_args, "watchdog_timeout", None)
+    if allowed is not None and seconds > allowed / 2:
+        raise ConfigError(
+            f"{BLOCK_TIMEOUT}={seconds:g}: SGLang's watchdog would end a server that is held up "
+            f"for so long; set at most half of --watchdog-timeout, which is {allowed:g} seconds"
+        )
 
 
 def require_layers(layers: tuple[int, ...], hand_out_states: bool) -> None:

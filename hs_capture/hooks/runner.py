@@ -159,6 +159,8 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
     compat.require_no_obstacle(host)
     if follows_decode:
         compat.require_no_obstacle(host, DECODE_OBSTACLES)
+    if settings.on_full == "block":
+        compat.require_patience(server_args, settings.block_timeout)
     ranks = compat.ranks()
     if ranks.holds_full_rows:
         for note in notes:

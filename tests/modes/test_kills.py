@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -13,7 +15,7 @@ from harness import processes
 from harness.client import RefusedError, generate_concurrently
 from harness.launching import Zygote
 from harness.prompts import prompt
-from harness.server import AFTERLIFE_SECONDS, Serve, Server, ServerConfig
+from harness.server import Serve, Server, ServerConfig
 from hs_capture import open_store
 from hs_capture.format.index import read_index
 from hs_capture.format.run import Status
@@ -21,6 +23,9 @@ from hs_capture.soundness import examine, newest_files
 
 LENGTH = 300
 """Tokens of a prompt: 600 KB of states, in chunks of 64."""
+KILLS = 20
+LAST_SECONDS = 15
+"""How long a writer may outlive its server: ten seconds, and the end of the process."""
 
 
 def _config(model: Path, dump_dir: Path) -> ServerConfig:
@@ -62,11 +67,11 @@ def _assert_sound(dump_dir: Path) -> int:
 def test_killed_servers_leave_sound_files_and_the_next_one_cleans_up(
     serve: Serve, zygote: Zygote, model: Path, tmp_path: Path
 ) -> None:
-    """Three are killed together with their writers; the fourth is asked to end under load."""
+    """All are killed together with their writers; the last one is asked to end under load."""
     dump_dir = tmp_path / "dump"
     chance = random.Random(5)
     published: set[Path] = set()
-    for _ in range(3):
+    for _ in range(KILLS):
         with serve(zygote, _config(model, dump_dir)) as server:
             assert list(dump_dir.rglob("*.part")) == []
             assert set(dump_dir.rglob("*.hsc")) == published
@@ -83,8 +88,9 @@ def test_killed_servers_leave_sound_files_and_the_next_one_cleans_up(
         load = _under_load(server, 8)
         _wait_for_captures(dump_dir)
         run = _newest_run(dump_dir)
-        server.stop()
-        assert processes.wait_until_gone(server.pid, server.mark, AFTERLIFE_SECONDS) == []
+        os.kill(server.pid, signal.SIGTERM)
+        server.wait_until_ended()
+        assert processes.wait_until_gone(server.pid, server.mark, LAST_SECONDS) == []
         load.join()
     (index,) = run.glob("index-*.jsonl")
     lines = read_index(index)

@@ -27,16 +27,21 @@ LENGTH = 150
 """Tokens of a prompt: 300 KB of states."""
 
 
+HELD_UP = 5
+"""Seconds that a pass may be held up, which SGLang's watchdog bears."""
+
+
 def _config(model: Path, dump_dir: Path, **settings: str) -> ServerConfig:
     return ServerConfig(
         model,
         {
             "SGLANG_HS_DUMP_DIR": str(dump_dir),
             "SGLANG_HS_BUFFER": "2M",
-            "SGLANG_HS_BLOCK_TIMEOUT": "3",
+            "SGLANG_HS_BLOCK_TIMEOUT": str(HELD_UP),
             **settings,
         },
         chunk=64,
+        arguments=("--watchdog-timeout", str(2 * HELD_UP)),
     )
 
 
@@ -99,7 +104,10 @@ def _healthy(server: Server) -> Iterator[None]:
 def test_a_writer_that_stands_still_costs_time_then_rows_and_never_health(
     serve: Serve, zygote: Zygote, model: Path, tmp_path: Path
 ) -> None:
-    """The server is held up, then drops; when the writer goes on, so does the capture."""
+    """The server is held up, then drops; when the writer goes on, so does the capture.
+
+    SGLang's watchdog, which ends a server whose passes stand still, does not fire.
+    """
     dump_dir = tmp_path / "dump"
     with serve(zygote, _config(model, dump_dir)) as server:
         generate_concurrently(server.url, _prompts(0, 2), at_once=1)
@@ -109,7 +117,7 @@ def test_a_writer_that_stands_still_costs_time_then_rows_and_never_health(
         with _healthy(server):
             began = time.monotonic()
             answers = generate_concurrently(server.url, _prompts(2, 18), at_once=4)
-            assert time.monotonic() - began >= 3
+            assert time.monotonic() - began >= HELD_UP
         assert len(answers) == 18
         os.kill(writer, signal.SIGCONT)
         wait_until(lambda: len(_lines(dump_dir)), lambda seen: seen >= 14)
@@ -121,7 +129,7 @@ def test_a_writer_that_stands_still_costs_time_then_rows_and_never_health(
     assert complete >= {f"r{number}" for number in (0, 1, 20, 21, 22, 23)}
     counters = status(dump_dir)["counters"]
     assert counters["rows_dropped"] > 0
-    assert counters["blocked_microseconds"] >= 2_000_000
+    assert counters["blocked_microseconds"] >= 4_000_000
     assert counters["hook_errors"] == counters["writer_errors"] == 0
 
 

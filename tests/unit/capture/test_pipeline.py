@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from capture_server import (
     wait_until,
 )
 from hs_capture import ConfigError
+from hs_capture.capture import tap as tap_module
 from hs_capture.capture.batch import batch_of
 from hs_capture.capture.copier import HostCopier
 from hs_capture.capture.launcher import WriterLauncher
@@ -255,3 +257,37 @@ def test_a_ring_too_small_says_how_large_it_must_be(tmp_path: Path) -> None:
         os.close(large.descriptor)
     assert enough < RING
     assert enough // 4 == 16 * 4 * HIDDEN * torch.float32.itemsize + 8 * LONGEST + 64 * 1024
+
+
+class Noted(HostCopier):
+    """Notes in which order it is asked for what."""
+
+    def __init__(self, producer: Producer) -> None:
+        super().__init__(producer)
+        self.asked: list[str] = []
+
+    def copy(self, *args: Any, **kwargs: Any) -> None:
+        self.asked.append("copy")
+        super().copy(*args, **kwargs)
+
+    def protect(self) -> None:
+        self.asked.append("protect")
+
+
+def test_a_pass_is_copied_when_the_one_before_was_read(tmp_path: Path) -> None:
+    """Else the tensors of many passes could wait to be freed while a device's copies are slow."""
+    a, b = prompt(0, LONGEST), prompt(1, 5)
+    with CaptureServer(tmp_path) as server:
+        noted = Noted(server.producer)
+        # So small that a pass takes several entries.
+        noted.largest_payload = tap_module.MESSAGE_ROOM + 120 * ROW_BYTES + 8 * LONGEST
+        tap = Tap(
+            server.producer, server.launcher, server.streams, noted, Overload(True, 30.0), LONGEST
+        )
+        for extents in (((a, 0, 400), (b, 0, 5)), ((a, 400, LONGEST - 400),)):
+            tap.capture(batch_of(extents), server.states(*extents))
+    passes = [asked.split() for asked in " ".join(noted.asked).split("protect")]
+    assert [set(copies) for copies in passes] == [set(), {"copy"}, {"copy"}]
+    assert len(passes[1]) > 1
+    assert_complete(server.store()["r0"], a)
+    assert_complete(server.store()["r1"], b)

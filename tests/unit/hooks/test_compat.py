@@ -19,6 +19,7 @@ from hs_capture.hooks.compat import (
     latest_extents,
     require_layers,
     require_no_obstacle,
+    require_patience,
     require_release,
 )
 from hs_capture.hooks.decode_obstacles import DECODE_OBSTACLES
@@ -126,6 +127,15 @@ def test_plain_settings_and_missing_ones_are_fine() -> None:
     require_no_obstacle(
         host(speculative_algorithm="EAGLE3", attn_cp_size=1, disaggregation_mode="prefill")
     )
+
+
+def test_a_time_out_that_wakes_the_watchdog_is_refused() -> None:
+    args = SimpleNamespace(watchdog_timeout=300)
+    require_patience(args, 150.0)
+    with pytest.raises(ConfigError, match=r"SGLANG_HS_BLOCK_TIMEOUT=150\.5: .* 300 seconds"):
+        require_patience(args, 150.5)
+    require_patience(SimpleNamespace(watchdog_timeout=None), 1e6)
+    require_patience(SimpleNamespace(), 1e6)
 
 
 def test_partial_sums_are_refused_with_the_way_out() -> None:
