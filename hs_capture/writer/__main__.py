@@ -17,6 +17,9 @@ from hs_capture.writer.config import WriterConfig
 from hs_capture.writer.process import Writer
 
 NICENESS = 5
+SWITCH_SECONDS = 0.0003
+"""How long a thread may keep Python's lock from others that wait for it. In Python's own 5 ms a
+thread compresses several blocks; on 16 cores the writer is an eighth faster with this."""
 
 
 def main() -> None:
@@ -30,6 +33,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.nice(NICENESS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     # SGLang may have pinned its scheduler to a few cores, which the writer would inherit: it would
     # compress where the scheduler runs, and nowhere else. Cores outside its cpuset stay forbidden.
     with suppress(OSError):
