@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hs_capture.hooks.compat import Host, Obstacle
+from hs_capture.hooks.obstacles import Host, Obstacle
 
 _OR = "or capture prompts alone (SGLANG_HS_PHASES=prefill)"
 

@@ -17,7 +17,7 @@ from typing import Any
 from hs_capture.dump_dir import judge, prepare
 from hs_capture.errors import ConfigError
 from hs_capture.format.run import Refusal
-from hs_capture.hooks import compat, model
+from hs_capture.hooks import compat, model, obstacles
 from hs_capture.hooks.decode_graphs import DecodeGraphs
 from hs_capture.hooks.decode_obstacles import DECODE_OBSTACLES
 from hs_capture.hooks.families import DEEPSEEK_V2, FAMILIES, Family
@@ -155,12 +155,12 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
     _require_whole(DEEPSEEK_V2)
     follows_decode = settings.follows_decode
     notes = compat.require_release(sglang.__version__, _root(), follows_decode=follows_decode)
-    host = compat.Host.of(server_args)
-    compat.require_no_obstacle(host)
+    host = obstacles.Host.of(server_args)
+    obstacles.require_no_obstacle(host)
     if follows_decode:
-        compat.require_no_obstacle(host, DECODE_OBSTACLES)
+        obstacles.require_no_obstacle(host, DECODE_OBSTACLES)
     if settings.on_full == "block":
-        compat.require_patience(server_args, settings.block_timeout)
+        obstacles.require_patience(server_args, settings.block_timeout)
     ranks = compat.ranks()
     if ranks.holds_full_rows:
         for note in notes:
@@ -213,7 +213,7 @@ def _attach(plan: Plan, server_args: Any, causal_lm: Any, family: Family) -> Att
         graphs = None
         if plan.settings.follows_decode:
             modes |= {compat.DECODE_MODE}
-            graphs = DecodeGraphs() if compat.decode_backend(server_args) == "full" else None
+            graphs = DecodeGraphs() if obstacles.decode_backend(server_args) == "full" else None
         return Attachment(causal_lm, family, layer_ids, pre_norm, _guard, modes, graphs)
 
 

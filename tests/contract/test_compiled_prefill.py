@@ -15,8 +15,9 @@ import pytest
 
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.cache_contract import SERVER_ARGS_FILES
-from hs_capture.hooks.compat import TESTED_RELEASES, Host, compiles_prefill, require_no_obstacle
+from hs_capture.hooks.compat import TESTED_RELEASES
 from hs_capture.hooks.contract import GRAPHS
+from hs_capture.hooks.obstacles import Host, compiles_prefill, require_no_obstacle
 from hs_capture.hooks.source import Source, Spread
 
 WITHOUT_SETTINGS = TESTED_RELEASES[: TESTED_RELEASES.index("0.5.14")]

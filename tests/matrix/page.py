@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hs_capture.hooks.compat import OBSTACLES, OTHERS_OBSTACLES
 from hs_capture.hooks.decode_obstacles import DECODE_OBSTACLES
+from hs_capture.hooks.obstacles import OBSTACLES, OTHERS_OBSTACLES
 from matrix.releases import RELEASES
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
