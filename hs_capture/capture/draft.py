@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,8 @@ class Draft:
     """Lineage of the cached prefixes of opened requests, int64 [prefix, 2], by key in the order of
     `opened`."""
     lineage_bytes: int = 0
+    bare_ends: int = 0
+    """How many requests are closed of which nothing else is told; others are not in the draft."""
 
     @property
     def empty(self) -> bool:
@@ -74,6 +76,22 @@ class Draft:
         self.closed.append(Closed(request.key, request.rid, total, reason, len(ids)))
         self.ends.append(ids)
         self.id_bytes += ids.nbytes
+
+    def end_bare(self, closed: Closed) -> None:
+        """Add the end of a request of which nothing else is told."""
+        self.closed.append(closed)
+        self.bare_ends += 1
+
+    def ends_instead(self, known: Mapping[int, Request], reason: str) -> list[Closed]:
+        """Return the ends, for `reason`, of all requests that the draft tells of.
+
+        Those that it neither opens nor closes are looked up in `known`, by key.
+        """
+        lost = (known[lost.key] for lost in self.lost if lost.key in known)
+        ends = {r.key: Closed(r.key, r.rid, r.num_tokens, reason) for r in (*lost, *self.opened)}
+        for closed in self.closed:
+            ends[closed.key] = Closed(closed.key, closed.rid, closed.num_tokens, reason)
+        return list(ends.values())
 
     def token_ids(self) -> npt.NDArray[np.int64]:
         """Return the token ids that travel with the draft, those of opened requests first."""

@@ -30,17 +30,17 @@ class Tally:
         self._count("rows_taken", rows)
         self._count("taken_bytes", size)
         self._count("copy_microseconds", _microseconds_since(began))
-        if self._dropping_since is not None:
-            self._count("dropping_microseconds", _microseconds_since(self._dropping_since))
-            self._dropping_since = None
+        self._count_dropping()
+        self._dropping_since = None
 
     def dropped(self, rows: int) -> None:
         """Count `rows` that found no room."""
         self._count("rows_dropped", rows)
-        if rows:
-            self._warn("rows are dropped")
-        if rows and self._dropping_since is None:
-            self._dropping_since = time.perf_counter_ns()
+        if not rows:
+            return
+        self._warn("rows are dropped")
+        self._count_dropping()
+        self._dropping_since = self._dropping_since or time.perf_counter_ns()
 
     def blocked(self, since: int) -> int:
         """Count the time from `since` (``time.perf_counter_ns``) until now, spent waiting for room.
@@ -51,6 +51,13 @@ class Tally:
         self._count("blocked_microseconds", microseconds)
         self._warn("the server waits")
         return since + 1000 * microseconds
+
+    def _count_dropping(self) -> None:
+        """Count the time since rows were dropped, or since it was last counted."""
+        if self._dropping_since is not None:
+            microseconds = _microseconds_since(self._dropping_since)
+            self._count("dropping_microseconds", microseconds)
+            self._dropping_since += 1000 * microseconds
 
     def _warn(self, what: str) -> None:
         now = time.perf_counter_ns()

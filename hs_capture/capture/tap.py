@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from hs_capture.capture.batch import Batch, Request, Rows
 from hs_capture.capture.copier import Copier
 from hs_capture.capture.draft import Draft
 from hs_capture.capture.launcher import WriterLauncher
+from hs_capture.capture.owed import Owed
 from hs_capture.capture.tally import Tally
 from hs_capture.errors import ConfigError
 from hs_capture.ring.message import Closed, Lost, Message, StreamSpec
@@ -23,8 +23,6 @@ SMALLEST_ENTRY_ROWS = 16
 TOKEN_ID_BYTES = 8
 MESSAGE_ROOM = 64 * 1024
 """Part of an entry's budget that is kept for its message."""
-OWED_DRAFTS = 4096
-"""So much word of what was dropped is kept for a writer that does not take it."""
 BOOKKEEPING_SHARE = 16
 """One part in this many of the ring is kept for messages without rows, so that a full ring still
 takes word of what was dropped."""
@@ -87,7 +85,7 @@ class Tap:
         # Open requests whose opening is in the ring, with its position: see `_wake`.
         self._told: dict[int, tuple[int, Request]] = {}
         self._lost_before = 0
-        self._owed: deque[Draft] = deque()
+        self._owed = Owed()
         self.lineage: Mapping[int, torch.Tensor] = {}
         """Whose rows the cached prefixes of the requests that are new in the pass at hand are:
         int64 [prefix, 2] by key, see `capture.lineage`."""
@@ -102,7 +100,7 @@ class Tap:
         """
         self._check(batch, tensors)
         self._begin_waiting()
-        # Tensors that are being read are kept from being freed: those of two passes at the most.
+        # Tensors that are being read are kept from being freed, else of any number of passes.
         self.protect()
         draft = Draft()
         for rows in self._unfinished(batch):
@@ -128,14 +126,13 @@ class Tap:
         self._copier.protect()
 
     def lose(self, batch: Batch, reason: str) -> None:
-        """Record that the wanted rows of `batch` will never come."""
-        self._begin_waiting()
+        """Record that the wanted rows of `batch` will never come, without holding the server up."""
         draft = Draft()
         for rows in self._unfinished(batch):
             draft = self._open_in(draft, rows.request, ())
             draft.lost.append(Lost(rows.request.key, rows.start, rows.stop, reason))
             self._close_in(draft, rows)
-        self._send(draft, ())
+        self._send(draft, (), waits=False)
 
     def finish(self, request: Request, generated: Sequence[int], reason: str | None) -> None:
         """Say that a request has ended, and which tokens it has `generated`.
@@ -207,7 +204,7 @@ class Tap:
         lineage = self.lineage.get(request.key) if tensors else None
         needed = request.input_ids.nbytes + (0 if lineage is None else lineage.nbytes)
         if self._room(draft) * self._row_bytes < needed:
-            draft = self._send(draft, tensors)
+            draft = self._send(draft, tensors, waits=bool(tensors))
             if self._room(draft) * self._row_bytes < needed:
                 # The ring is small. The capture is incomplete, as it would be without lineage.
                 lineage = None
@@ -249,8 +246,8 @@ class Tap:
             self._pay_owed()
             return Draft()
         self._tally.dropped(draft.rows)
-        self._owe(draft.without_rows("dropped"))
         self._remember(draft)
+        self._owe(draft.without_rows("dropped"))
         self._pay_owed()
         return Draft()
 
@@ -263,22 +260,28 @@ class Tap:
             if closed.reason is None:
                 self._done.add(closed.key)
 
-    def _owe(self, draft: Draft, *, first: bool = False) -> None:
-        """Keep word for the writer until there is room for it; past a limit it is only counted."""
-        last = self._owed[-1] if self._owed else None
-        if last is not None and not first and last.only_loses and draft.only_loses:
-            last.lose_more(draft)
-        elif len(self._owed) >= OWED_DRAFTS:
-            self._leave_untold(draft)
-        elif first:
-            self._owed.appendleft(draft)
-        else:
-            self._owed.append(draft)
+    def _owe(self, draft: Draft) -> None:
+        """Keep word for the writer until there is room for it.
 
-    def _leave_untold(self, draft: Draft) -> None:
-        self._producer.count("requests_untold", len(draft.closed))
-        for closed in draft.closed:
-            self._told.pop(closed.key, None)
+        Past a limit its requests end here: all that waits then is that they were dropped.
+        """
+        if not self._owed.add(draft):
+            for closed in self._owed.add_ends(self._end_all(draft)):
+                self._leave_untold(closed)
+
+    def _end_all(self, draft: Draft) -> list[Closed]:
+        """Take nothing more of the requests that `draft` tells of; return their ends."""
+        ends = draft.ends_instead(self._open, "dropped")
+        for closed in ends:
+            if self._open.pop(closed.key, None) is not None:
+                self._done.add(closed.key)
+        return ends
+
+    def _leave_untold(self, closed: Closed) -> None:
+        # Of one that it knows, or is about to know, the writer tells when it has had no news for
+        # long.
+        if self._told.pop(closed.key, None) is None and closed.key not in self._owed.opens:
+            self._producer.count("requests_untold")
 
     def _pay_owed(self) -> None:
         """Publish what is owed, as far as there is room in the share kept for it.
@@ -286,19 +289,21 @@ class Tap:
         Losses alone wait for room in the rest of the ring: of requests that generate they come with
         every token, and the share is for the ends of requests, which nothing may follow for long.
         """
-        if all(draft.only_loses for draft in self._owed) and self._producer.free <= self._kept:
+        if self._owed.only_loses and self._producer.free <= self._kept:
             return
         while self._owed:
-            draft = self._owed[0]
+            draft = self._owed.first()
             message = draft.message().encode()
             if not self._producer.fits(len(message), draft.id_bytes):
-                self._leave_untold(self._owed.popleft())
+                self._owed.pop()
+                for closed in self._end_all(draft):
+                    self._leave_untold(closed)
                 continue
             slot = self._producer.reserve(len(message), draft.id_bytes)
             if slot is None:
                 return
             self._fill_ids(slot.payload, draft)
-            self._owed.popleft()
+            self._owed.pop()
             self._publish(slot, draft, message)
 
     def _reserve(self, message: int, payload: int, *, waits: bool) -> Slot | None:
@@ -366,4 +371,4 @@ class Tap:
                 lost = Lost(key, 0, request.num_tokens, "writer_died")
                 again = Draft(lost=[lost])
                 again.open(request)
-                self._owe(again, first=True)
+                self._owed.add_first(again)

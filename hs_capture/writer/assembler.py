@@ -305,8 +305,8 @@ class Assembler:
             return
         record = self._open.get(closed.key)
         if record is None:
-            # Only a writer that died before it could publish this request had its rows.
-            self._lose(closed, "writer_died")
+            # Else only a writer that died before it could publish this request had its rows.
+            self._lose(closed, "dropped" if closed.reason == "dropped" else "writer_died")
             return
         # The entry stays in the ring until the capture is published. Should this writer die
         # before, the next one reads that the request was closed, and tells of the loss.

@@ -27,6 +27,8 @@ nobody rings when that is over."""
 MOST_PENDING_BLOCKS = 1024
 """So many blocks may wait for a thread. A ring full of small records is many more: they wait in it,
 where they cost nothing more."""
+SPARE_INODES = 1024
+"""So many of the file system's inodes are left for the captures that are under way."""
 COPY_SECONDS = 1.0
 """How long to wait for such a copy after the server is gone."""
 HEARTBEAT_SECONDS = 1.0
@@ -94,6 +96,8 @@ class Writer:
         """
         entries = self._ring.entries()
         self._caught_up = self._busy = False
+        # What it says of an earlier look counts no more, should there be no room for one now.
+        self._ring.waiting = False
         while self._has_room():
             if self._assembler.pending_blocks >= MOST_PENDING_BLOCKS:
                 self._busy = True
@@ -105,13 +109,19 @@ class Writer:
             yield entry
 
     def _has_room(self) -> bool:
-        """Whether more than the reserve of the file system is free."""
+        """Whether more than the reserve of the file system is free, and the index can be written.
+
+        A quota shows in the index alone: its lines are owed while they find no room.
+        """
         try:
             space = os.statvfs(self._config.run_dir)
         except OSError as error:
             self._faults.record("the run directory is gone", error)
             return False
-        return space.f_bavail * space.f_frsize > self._config.reserve_bytes
+        # Some file systems have no number of inodes.
+        inodes = space.f_favail > SPARE_INODES or space.f_files == 0
+        bytes_free = space.f_bavail * space.f_frsize
+        return inodes and bytes_free > self._config.reserve_bytes and not self._publisher.owes
 
     def _finished(self) -> bool:
         """Whether the server is gone and nothing is left, or nothing can be done about it."""

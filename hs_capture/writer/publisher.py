@@ -160,6 +160,11 @@ class Publisher:
         with self._lock:
             return dict(self.counters)
 
+    @property
+    def owes(self) -> bool:
+        """Whether there are lines that found no room so far."""
+        return bool(self._owed)
+
     def pay_owed(self) -> None:
         """Write the lines that found no room so far, as far as there is some now."""
         with self._lock:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
 
 from capture_server import CaptureServer, prompt
-from hs_capture.capture import tap
+from hs_capture.capture import owed
 from hs_capture.capture.batch import Request, batch_of
 
 
@@ -18,7 +18,7 @@ def _kept(server: CaptureServer) -> dict[str, int]:
     """The size of everything that the tap collects, where it is not empty."""
     collections = {
         name: value
-        for name, value in vars(server.tap).items()
+        for name, value in (vars(server.tap) | vars(server.tap._owed)).items()
         if isinstance(value, dict | set | deque)
     }
     assert len(collections) >= 4
@@ -43,22 +43,34 @@ def test_whole_aborted_and_lost_requests_leave_nothing(tmp_path: Path) -> None:
     assert len(server.index()) == 300
 
 
-def test_requests_that_the_writer_was_never_told_of_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kept_ends", [owed.OWED_ENDS, 30, 0])
+def test_a_writer_that_stands_still_for_long_hears_of_every_request_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_ends: int
 ) -> None:
-    """A writer that stands still for so long that even word of losses is given up."""
-    monkeypatch.setattr(tap, "OWED_DRAFTS", 3)
+    """Word of losses waits in three sizes: whole, as an end, and at last as a number."""
+    monkeypatch.setattr(owed, "OWED_DRAFTS", 3)
+    monkeypatch.setattr(owed, "OWED_ENDS", kept_ends)
     requests = [prompt(key, 1800) for key in range(120)]
     with CaptureServer(tmp_path, block=False) as server:
         server.prefill(*((request, 0, 1) for request in requests[:20]))
         pid = server.stop_writer()
         for request in requests[20:]:
             server.prefill((request, 0, 40))
+        for request in requests[20:]:
+            server.prefill((request, 40, 40))
         for request in requests:
             _end(server, [request])
         os.kill(pid, signal.SIGCONT)
         server.wait_drained()
         _end(server, [])
         server.wait_drained()
-        assert server.counter("requests_untold") > 0
+        untold = server.counter("requests_untold")
         assert _kept(server) == {}
+    lines = server.index()
+    assert len({line.key for line in lines}) == len(lines) == 120 - untold
+    assert (untold == 0) == (kept_ends > 120)
+    reasons = Counter(line.incomplete_reason for line in lines)
+    # Where the end itself went untold the writer closes for lack of news what it knew.
+    assert set(reasons) <= {"dropped", "aborted", "server_stopped"}
+    assert reasons["dropped"] >= (0 if untold else 100)
+    assert server.counter("rows_taken") == sum(line.rows for line in lines)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +74,43 @@ def test_dropped_and_captured_and_aborted_are_all_that_was_sent(tmp_path: Path) 
     assert 0 < reasons["dropped"] * LENGTH == server.counter("rows_dropped")
     for key in range(20, 28):
         assert server.store()[f"r{key}"].complete
+
+
+@pytest.fixture
+def few_inodes(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for some forty files more than the writer leaves."""
+    path = tmp_path / "few"
+    path.mkdir()
+    options = f"nr_inodes={process.SPARE_INODES + 40},mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "hs-test", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_file_system_that_runs_out_of_inodes_holds_the_server_up(few_inodes: Path) -> None:
+    """As one without bytes does: when somebody takes files away, nothing was lost."""
+    with CaptureServer(few_inodes) as server:
+        over = threading.Event()
+
+        def take_away() -> None:
+            wait_until(lambda: server.counter("blocked_microseconds") > 0, "a file system in use")
+            while not over.wait(0.01):
+                for path in server.run_dir.glob("*/*.hsc"):
+                    path.unlink()
+
+        taking = threading.Thread(target=take_away)
+        taking.start()
+        try:
+            for key in range(100):
+                server.prefill((prompt(key, LENGTH), 0, LENGTH))
+        finally:
+            over.set()
+            taking.join()
+    lines = server.index()
+    assert sorted(str(line.key) for line in lines) == sorted(map(str, range(100)))
+    assert {line.incomplete_reason for line in lines} == {None}
 
 
 def test_at_the_servers_end_the_writer_works_on_for_a_bounded_time(
