@@ -99,7 +99,7 @@ class Settings:
     rids: str | None = None
     phases: tuple[str, ...] = ("prefill",)
     on_full: Literal["block", "drop"] = "block"
-    block_timeout: float = 10.0
+    block_timeout: float = 5.0
     reserve: Reserve = Reserve(fraction=0.05)
     buffer: int = 1024**3
     workers: int = 4
@@ -138,7 +138,7 @@ class Settings:
             rids=values.get(RIDS, "") or None,
             phases=_phases(values.get(PHASES, "") or "prefill"),
             on_full=on_full,
-            block_timeout=_timeout(values.get(BLOCK_TIMEOUT, "") or "10"),
+            block_timeout=_timeout(values.get(BLOCK_TIMEOUT, "") or "5"),
             reserve=_reserve(values.get(RESERVE, "") or "5%"),
             buffer=_buffer(values.get(BUFFER, "") or "1G"),
             workers=_workers(values.get(WORKERS, "") or "4"),

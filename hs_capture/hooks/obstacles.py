@@ -155,11 +155,17 @@ def require_no_obstacle(host: Host, obstacles: tuple[Obstacle, ...] = OBSTACLES)
         raise ConfigError("; ".join(found))
 
 
-def require_patience(server_args: Any, seconds: float) -> None:
-    """Check that a forward pass may be held up for `seconds`.
+HEALTH_SECONDS = 20
+"""After so long without a token of any request SGLang's ``/health`` fails (http_server.py;
+SGLANG_HEALTH_CHECK_TIMEOUT)."""
+
+
+def require_patience(server_args: Any, seconds: float) -> tuple[str, ...]:
+    """Check that a forward pass may be held up for `seconds`; return notes for run.json.
 
     SGLang's watchdog ends a server whose passes do not go on for ``--watchdog-timeout``. Half of
-    it is left for the pass itself.
+    it is left for the pass itself. A health check may meet the end of a pass that is held up, the
+    next one, and the one after it, which is launched before the answer is sent.
 
     Raises:
         ConfigError: it may not.
@@ -170,6 +176,11 @@ def require_patience(server_args: Any, seconds: float) -> None:
             f"{BLOCK_TIMEOUT}={seconds:g}: SGLang's watchdog would end a server that is held up "
             f"for so long; set at most half of --watchdog-timeout, which is {allowed:g} seconds"
         )
+    note = (
+        f"{BLOCK_TIMEOUT}={seconds:g}: while the ring is full SGLang's /health may fail, which "
+        f"waits {HEALTH_SECONDS} seconds; a quarter of that is safe"
+    )
+    return (note,) if seconds > HEALTH_SECONDS / 4 else ()
 
 
 def compiles_prefill(server_args: Any) -> bool:

@@ -160,7 +160,7 @@ def _plan(settings: Settings, server_args: Any) -> Plan:
     if follows_decode:
         obstacles.require_no_obstacle(host, DECODE_OBSTACLES)
     if settings.on_full == "block":
-        obstacles.require_patience(server_args, settings.block_timeout)
+        notes += obstacles.require_patience(server_args, settings.block_timeout)
     ranks = compat.ranks()
     if ranks.holds_full_rows:
         for note in notes:

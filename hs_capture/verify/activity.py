@@ -6,9 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from hs_capture.settings import RIDS
-from hs_capture.verify.processes import Server, started_at
+from hs_capture.verify.processes import Server, name_of_first_process, started_at
 from hs_capture.verify.report import Check, age_text, count_text, size_text
 from hs_capture.verify.runs import Evidence, Run
+
+INITS_THAT_LEAVE = frozenset({"tini", "docker-init", "dumb-init", "catatonit"})
+"""Names of first processes that end with the program that they were given, and not with the last
+process that is left (`docker run --init` starts one of them)."""
 
 _LOSSES = {
     "lost": (
@@ -20,6 +24,11 @@ _LOSSES = {
         "row",
         "dropped",
         "the writer did not keep up or the disk was full: see docs/environment.md",
+    ),
+    "requests_untold": (
+        "request",
+        "dropped without even a line in the index",
+        "the writer stood still for very long: see docs/environment.md",
     ),
     "rows_late": (
         "row",
@@ -113,16 +122,23 @@ def look_at_life(run: Run) -> Iterator[Check]:
 
 
 def look_at_first_process(runs: Sequence[Run], servers: Sequence[Server]) -> Iterator[Check]:
-    """Warn of a server that is the first process of its container: its end ends the writer."""
-    served = any(run.live and run.server_alive and run.info.server_pid == 1 for run in runs)
-    if served or any(1 in server.pids for server in servers):
-        yield Check(
-            "container",
-            "warn",
-            "SGLang is process 1 of this container: when it stops, the writer is killed with it "
-            "and captures that are not published yet are lost",
-            "start the container with `docker run --init`",
-        )
+    """Warn of a server with whose end its container ends, and so the writer."""
+    lives = [run for run in runs if run.live and run.server_alive]
+    is_first = any(run.info.server_pid == 1 for run in lives) or any(1 in s.pids for s in servers)
+    init = name_of_first_process()
+    if is_first:
+        what = "SGLang is process 1 of this container"
+    elif init in INITS_THAT_LEAVE and (lives or servers):
+        what = f"process 1 of this container is {init}, which ends when SGLang has"
+    else:
+        return
+    yield Check(
+        "container",
+        "warn",
+        f"{what}: when the server stops, the writer is killed with it and captures that are not "
+        "published yet are lost",
+        "start the server through a shell that stays for the writer: see README, In a container",
+    )
 
 
 def look_at_captures(run: Run) -> Iterator[Check]:

@@ -49,6 +49,13 @@ class Process:
         return False
 
 
+def name_of_first_process() -> str:
+    """Return the name of process 1, empty where it cannot be read."""
+    with suppress(OSError):
+        return (_PROC / "1" / "comm").read_text().strip()
+    return ""
+
+
 @dataclass(frozen=True)
 class Server:
     """One SGLang server: the process that was started first, and its descendants of the kind."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness import processes
 from harness.client import RefusedError, generate_concurrently
+from harness.compare import TOLERANCE, relative_error
 from harness.launching import Zygote
 from harness.prompts import prompt
 from harness.server import Serve, Server, ServerConfig
@@ -64,6 +65,28 @@ def _assert_sound(dump_dir: Path) -> int:
     return len(store)
 
 
+def test_two_servers_share_a_directory(
+    serve: Serve, zygote: Zygote, model: Path, tmp_path: Path
+) -> None:
+    """Each has a run of its own; the same rid in both is two captures."""
+    dump_dir = tmp_path / "dump"
+    config = _config(model, dump_dir)
+    with serve(zygote, config) as one, serve(zygote, config) as two:
+        loads = [_under_load(server, 20) for server in (one, two)]
+        for load in loads:
+            load.join()
+    store = open_store(dump_dir)
+    assert len(store.runs) == 2
+    assert len(store) == 40
+    for number in range(20):
+        pair = store.captures(f"r{number}")
+        assert [capture.complete for capture in pair] == [True, True]
+        for capture in pair:
+            assert capture.input_ids.tolist() == prompt(number, LENGTH)
+        found, expected = (capture.last_hidden_states("pre_norm") for capture in pair)
+        assert relative_error(found, expected) < TOLERANCE
+
+
 def test_killed_servers_leave_sound_files_and_the_next_one_cleans_up(
     serve: Serve, zygote: Zygote, model: Path, tmp_path: Path
 ) -> None:
@@ -71,6 +94,7 @@ def test_killed_servers_leave_sound_files_and_the_next_one_cleans_up(
     dump_dir = tmp_path / "dump"
     chance = random.Random(5)
     published: set[Path] = set()
+    unfinished = 0
     for _ in range(KILLS):
         with serve(zygote, _config(model, dump_dir)) as server:
             assert list(dump_dir.rglob("*.part")) == []
@@ -82,6 +106,8 @@ def test_killed_servers_leave_sound_files_and_the_next_one_cleans_up(
             assert _assert_sound(dump_dir) > len(published)
             load.join()
         published = set(dump_dir.rglob("*.hsc"))
+        unfinished += len(list(dump_dir.rglob("*.part")))
+    assert unfinished > 0
     with serve(zygote, _config(model, dump_dir)) as server:
         assert list(dump_dir.rglob("*.part")) == []
         # SGLang answers what it has begun, and ends when there is nothing left.

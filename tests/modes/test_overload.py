@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from capture_server import WRITER_HOST
 from harness import processes
+from harness.atomically import write_text
 from harness.captures import run_folder, status, wait_for, wait_until
 from harness.client import generate, generate_concurrently, get
 from harness.launching import Zygote
@@ -131,6 +133,29 @@ def test_a_writer_that_stands_still_costs_time_then_rows_and_never_health(
     assert counters["rows_dropped"] > 0
     assert counters["blocked_microseconds"] >= 4_000_000
     assert counters["hook_errors"] == counters["writer_errors"] == 0
+
+
+def test_health_is_answered_while_pass_after_pass_is_held_up(
+    serve: Serve, zygote: Zygote, model: Path, tmp_path: Path
+) -> None:
+    """A disk that takes a request in some seconds, and a server with the time-out's default."""
+    dump_dir = tmp_path / "dump"
+    speed = write_text(tmp_path / "speed", "5e4")
+    config = _config(
+        model,
+        dump_dir,
+        PYTHONPATH=str(WRITER_HOST),
+        HS_TEST_DISK=str(speed),
+        SGLANG_HS_WORKERS="1",
+        SGLANG_HS_BLOCK_TIMEOUT="",
+    )
+    with serve(zygote, config) as server:
+        with _healthy(server):
+            answers = generate_concurrently(server.url, _prompts(0, 24), at_once=3)
+        assert len(answers) == 24
+        assert status(dump_dir)["counters"]["blocked_microseconds"] >= 10_000_000
+        write_text(speed, "1e12")
+    _assert_all_told(dump_dir, 24)
 
 
 def test_a_killed_writer_is_replaced_under_load_and_while_idle(

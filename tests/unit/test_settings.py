@@ -37,7 +37,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         final=("pre_norm",),
         rids=None,
         on_full="block",
-        block_timeout=10.0,
+        block_timeout=5.0,
         reserve=Reserve(fraction=0.05),
         buffer=1024**3,
         workers=4,

@@ -103,8 +103,13 @@ def test_a_time_out_that_wakes_the_watchdog_is_refused() -> None:
     require_patience(args, 150.0)
     with pytest.raises(ConfigError, match=r"SGLANG_HS_BLOCK_TIMEOUT=150\.5: .* 300 seconds"):
         require_patience(args, 150.5)
-    require_patience(SimpleNamespace(watchdog_timeout=None), 1e6)
-    require_patience(SimpleNamespace(), 1e6)
+
+
+@pytest.mark.parametrize("args", [SimpleNamespace(), SimpleNamespace(watchdog_timeout=None)])
+def test_a_time_out_that_a_health_check_may_not_bear_is_noted(args: SimpleNamespace) -> None:
+    assert require_patience(args, 5.0) == ()
+    (note,) = require_patience(args, 5.5)
+    assert note.startswith("SGLANG_HS_BLOCK_TIMEOUT=5.5: while the ring is full SGLang's /health ")
 
 
 def test_partial_sums_are_refused_with_the_way_out() -> None:

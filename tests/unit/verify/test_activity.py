@@ -53,6 +53,7 @@ def test_captures_with_rows_of_others_are_counted_apart(verify: Verify, new_run:
         ("writer_errors", "1,234 errors in the writer, run run-a; the last: boom"),
         ("writer_restarts", "1,234 restarts of the writer, run run-a"),
         ("lost", "1,234 captures given up without a file, run run-a"),
+        ("requests_untold", "1,234 requests dropped without even a line in the index, run run-a"),
     ],
 )
 def test_losses_are_warnings(verify: Verify, new_run: NewRun, counter: str, text: str) -> None:

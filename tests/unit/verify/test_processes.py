@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -291,24 +291,41 @@ def test_keys_on_a_command_line_or_in_an_environment_are_never_shown(
     assert "s3cr3t" not in shown
 
 
-def test_a_server_that_is_process_1_of_a_container_is_warned_of(dump: Path) -> None:
-    # The first process of a PID namespace, with the command line of a server, runs verify.
-    code = (
-        "import subprocess, sys; "
-        "sys.exit(subprocess.run([sys.executable, '-m', 'hs_capture.verify', '--dump-dir', "
-        f"{str(dump)!r}], check=False).returncode)"
-    )
+STARTS_VERIFY = (
+    "import subprocess, sys; "
+    "sys.exit(subprocess.run([sys.executable, '-m', 'hs_capture.verify', '--dump-dir', sys.argv[-1]"
+    "], check=False).returncode)"
+)
+"""With the command line of a server, runs verify."""
+
+
+def _first_of_a_container(command: Sequence[str]) -> str:
+    """Run `command` as the first process of a PID namespace; return what verify says there."""
     unshare = ["unshare", "-mpf" if os.geteuid() == 0 else "-rmpf", "--mount-proc"]
     done = subprocess.run(
-        [*unshare, sys.executable, "-c", code, "sglang.launch_server"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [*unshare, *command], check=False, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 2, done.stderr
-    assert "SGLang is process 1 of this container" in done.stdout
-    assert "-> start the container with `docker run --init`" in done.stdout
+    return done.stdout
+
+
+def test_a_server_that_is_process_1_of_a_container_is_warned_of(dump: Path) -> None:
+    server = [sys.executable, "-c", STARTS_VERIFY, "sglang.launch_server", str(dump)]
+    said = _first_of_a_container(server)
+    assert "SGLang is process 1 of this container: when the server stops, the writer" in said
+    assert "-> start the server through a shell that stays for the writer" in said
+
+
+def test_an_init_that_ends_with_the_server_is_warned_of(dump: Path, tmp_path: Path) -> None:
+    """As `docker run --init` starts one. A shell that stays is fine."""
+    init = tmp_path / "tini"
+    init.symlink_to(sys.executable)
+    server = [sys.executable, "-c", STARTS_VERIFY, "sglang.launch_server", str(dump)]
+    starts = f"import subprocess, sys; sys.exit(subprocess.run({server!r}).returncode)"
+    leaves = _first_of_a_container([str(init), "-c", starts])
+    assert "process 1 of this container is tini, which ends when SGLang has" in leaves
+    stays = _first_of_a_container([sys.executable, "-c", starts])
+    assert "process 1" not in stays
 
 
 def test_start_times_are_right_and_the_dead_have_none() -> None:
