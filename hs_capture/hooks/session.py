@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import secrets
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
 
 import hs_capture
@@ -25,6 +23,7 @@ from hs_capture.format.metadata import layer_stream
 from hs_capture.format.run import RunInfo
 from hs_capture.hooks import finish, metrics
 from hs_capture.hooks.compat import DECODE_MODE, Ranks
+from hs_capture.hooks.config_digest import config_digest
 from hs_capture.hooks.families import without_others
 from hs_capture.hooks.guard import Guard
 from hs_capture.hooks.installed import wrapped
@@ -343,11 +342,6 @@ def _create_run(
     now = time.time()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     run_id = f"{stamp}-{os.getpid()}-{secrets.token_hex(2)}"
-    digest = hashlib.sha256(
-        orjson.dumps(
-            config.to_dict(), default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
-        )
-    )
     info = RunInfo(
         run_id=run_id,
         rank=plan.ranks.name,
@@ -360,7 +354,7 @@ def _create_run(
         model_class=type(causal_lm).__name__,
         wrapped=without_others(wrapped, attachment.family),
         architecture=(getattr(config, "architectures", None) or ["unknown"])[0],
-        config_digest=digest.hexdigest(),
+        config_digest=config_digest(config),
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
