@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from loads import Load, answer, loads_of, prompts_of
+from published import indexes, published_captures, require_whole
 
 HERE = Path(__file__).resolve().parent
 CAPTURING = ("on", "decode")
@@ -133,15 +134,12 @@ def one_round(
                 raise RuntimeError("captures were not published in time")
             time.sleep(0.005)
     published = time.perf_counter() - started
+    if variant in CAPTURING:
+        require_whole(indexes(dump_dir))
     clean(dump_dir, variant)
     (state,) = llm.get_server_info()["internal_states"]
     peak_bytes = state["hs_bench_peak_bytes"]
     return Round(answered, published, sum(map(len, prompts)), gaps, peak_bytes)
-
-
-def published_captures(dump_dir: Path) -> int:
-    """How many lines the indexes in `dump_dir` have."""
-    return sum(index.read_bytes().count(b"\n") for index in dump_dir.glob("*/index-*.jsonl"))
 
 
 def clean(dump_dir: Path, variant: str) -> None:

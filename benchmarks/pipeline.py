@@ -31,6 +31,7 @@ import torch
 import writers
 from activations import residual_stream
 from figures import Spread, Target, machine
+from published import require_whole
 from safetensors.torch import save_file
 
 from hs_capture.capture.batch import Request, batch_of
@@ -95,6 +96,7 @@ class Pipeline:
         while self._count_published() < self._sent:
             time.sleep(0.002)
         seconds = time.perf_counter() - began
+        require_whole([self._index])
         gigabytes = batches * BATCH_BYTES / 1e9
         return {
             "GB_s": gigabytes / seconds,

@@ -34,6 +34,7 @@ from typing import Any
 
 from chat_servers import Ask, on_cpu, on_gpu, vocabulary_of
 from figures import machine
+from published import published_captures
 
 from hs_capture import Capture, open_store
 
@@ -133,7 +134,7 @@ def one_round(
     # A seed and its negative are the same to Python.
     dice = random.Random(f"round {number}")
     chats = list(itertools.islice(prompts_of(dice, shape), shape.chats))
-    before = lines(dump_dir)
+    before = published_captures(dump_dir)
     started = time.perf_counter()
     with ThreadPoolExecutor(shape.at_once) as pool:
         jobs = [
@@ -143,9 +144,11 @@ def one_round(
         computed = sum(job.result() for job in jobs)
     answered = time.perf_counter() - started
     count = sum(map(len, chats))
-    while lines(dump_dir) - before < count:
+    while published_captures(dump_dir) - before < count:
         if time.perf_counter() - started - answered > PUBLISH_SECONDS:
-            raise TimeoutError(f"{lines(dump_dir) - before} of {count} captures were published")
+            raise TimeoutError(
+                f"{published_captures(dump_dir) - before} of {count} captures were published"
+            )
         time.sleep(0.01)
     published = time.perf_counter() - started
     store = open_store(dump_dir)
@@ -193,11 +196,6 @@ def prompts_of(dice: random.Random, shape: Shape) -> Iterator[list[list[int]]]:
 
 def tokens(dice: random.Random, count: int, vocabulary: int) -> list[int]:
     return dice.choices(range(FIRST_ORDINARY_TOKEN, vocabulary), k=count)
-
-
-def lines(dump_dir: Path) -> int:
-    """How many lines the indexes have."""
-    return sum(index.read_bytes().count(b"\n") for index in dump_dir.glob("*/index-*.jsonl"))
 
 
 def difference(linked: dict[str, Capture], salted: dict[str, Capture]) -> float:

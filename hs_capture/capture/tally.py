@@ -10,7 +10,7 @@ from hs_capture.ring.producer import Producer
 logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
-"""So long nothing more is said of a writer that does not keep up."""
+"""So long the same is not said again of a writer that does not keep up."""
 
 
 class Tally:
@@ -20,7 +20,7 @@ class Tally:
         """Count in the ring of `producer`."""
         self._count = producer.count
         self._dropping_since: int | None = None
-        self._quiet_until: int | None = None
+        self._quiet_until: dict[str, int] = {}
 
     def taken(self, rows: int, size: int, began: int) -> None:
         """Count `rows` of `size` bytes that went into the ring, which ends a time of dropping.
@@ -38,7 +38,7 @@ class Tally:
         self._count("rows_dropped", rows)
         if not rows:
             return
-        self._warn("rows are dropped")
+        self._warn("rows are dropped, whose captures will be incomplete")
         self._count_dropping()
         self._dropping_since = self._dropping_since or time.perf_counter_ns()
 
@@ -61,8 +61,8 @@ class Tally:
 
     def _warn(self, what: str) -> None:
         now = time.perf_counter_ns()
-        if self._quiet_until is None or now >= self._quiet_until:
-            self._quiet_until = now + round(1e9 * QUIET_SECONDS)
+        if now >= self._quiet_until.get(what, now):
+            self._quiet_until[what] = now + round(1e9 * QUIET_SECONDS)
             logger.warning(
                 "hs-capture: the ring is full and %s: the writer does not keep up, or the dump "
                 "directory is down to its reserve (further times are counted, see "

@@ -80,8 +80,8 @@ class Drain:
     def follow(self, goes_on: Callable[[], bool]) -> None:
         """Drain again and again, as long as `goes_on`, asked within and after each round, says so.
 
-        A full output does not end it: the captures wait where they are, and the server with them,
-        until there is room.
+        A full output does not end it: the captures wait where they are until there is room. The
+        server waits for it as long as SGLANG_HS_BLOCK_TIMEOUT lets it, and then drops rows.
         """
         full = False
         while True:
