@@ -25,8 +25,8 @@ USAGE_ERROR = 4
 
 _DESCRIPTION = """\
 Tell whether hidden states are captured and whether the files are right.
-Exit code 0: fired and sound; 1: attached, nothing captured yet; 2: not attached;
-3: captures damaged, or contradicted by the model's head; 4: wrong usage."""
+Exit code 0: fired, and what is there to be read is sound; 1: attached, nothing captured yet;
+2: not attached; 3: captures damaged, or contradicted by the model's head; 4: wrong usage."""
 
 _COMMANDS = {
     "verify": "did the hook fire, and are the files right?",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import PROCESS_MARKS
 from hs_capture.settings import DUMP_DIR, Settings, dump_dir_of
-from hs_capture.soundness import Examined, examine, newest_files
 from hs_capture.verify.activity import (
     look_at_attachment,
     look_at_captures,
@@ -19,30 +17,15 @@ from hs_capture.verify.activity import (
     look_at_life,
 )
 from hs_capture.verify.enabled import look_at_directory, look_at_settings
+from hs_capture.verify.examination import Examination, examine_run, look_at_soundness
 from hs_capture.verify.installation import look_at_installation
 from hs_capture.verify.pace import look_at_pace
 from hs_capture.verify.processes import find_servers
 from hs_capture.verify.progress import Progress
-from hs_capture.verify.report import Check, Proof, Report, Verdict, count_text, size_text
-from hs_capture.verify.runs import RUN_FILE, Evidence, Run, read_evidence
+from hs_capture.verify.report import Check, Proof, Report, Verdict, count_text
+from hs_capture.verify.runs import RUN_FILE, Evidence, read_evidence
 from hs_capture.verify.servers import look_at_server, look_at_sglang
-
-NAMED_FILES = 10
-"""So many damaged captures of a run are named; more would hide the rest of the report."""
-
-
-@dataclass(frozen=True)
-class Examination:
-    """The captures of one run that were read whole."""
-
-    run: Run
-    captures: tuple[Examined, ...]
-    seconds: float
-
-    @property
-    def damaged(self) -> tuple[Examined, ...]:
-        return tuple(capture for capture in self.captures if capture.problem is not None)
-
+from hs_capture.verify.summary import summary_of
 
 Prove: TypeAlias = Callable[[Path, Sequence[Path]], Proof]
 """Proves the captures of runs, given the dump directory and the folders of the runs."""
@@ -62,7 +45,7 @@ def diagnose(dump_dir: Path | None, sample: int | None, prove: Prove | None = No
     evidence = Evidence((), None, ()) if dump_dir is None else read_evidence(dump_dir)
     progress = Progress("read")
     try:
-        examinations = tuple(_examine(run, sample, progress.add) for run in evidence.runs)
+        examinations = tuple(examine_run(run, sample, progress.add) for run in evidence.runs)
     finally:
         progress.end()
 
@@ -81,6 +64,11 @@ def diagnose(dump_dir: Path | None, sample: int | None, prove: Prove | None = No
         if its.starting and server.root.started > refused
     ]
     first = starting[0] if starting else None
+    idle = [
+        f"server {s.root.pid} {its.idle}"
+        for s, its in zip(servers, judged, strict=True)
+        if its.idle
+    ]
     place = [
         *installation.checks,
         look_at_settings(settings, error, given, bool(starting)),
@@ -106,11 +94,11 @@ def diagnose(dump_dir: Path | None, sample: int | None, prove: Prove | None = No
         *(check for run in evidence.judged for check in look_at_life(run)),
         *look_at_first_process(evidence.runs, servers),
     ]
-    sound = [check for examination in examinations for check in _soundness(examination)]
+    sound = [check for examination in examinations for check in look_at_soundness(examination)]
     damage = [Check("run files", "fail", text, "do not trust this run") for text in evidence.damage]
     return Report(
         verdict=verdict,
-        summary=_summary(verdict, evidence, examinations, starting)
+        summary=summary_of(verdict, evidence, examinations, starting, idle)
         if verdict is not Verdict.CONTRADICTED
         else f"the model's head contradicts the states in {count_text(contradictions, 'place')}",
         dump_dir=dump_dir,
@@ -167,37 +155,6 @@ def _softened(checks: list[Check]) -> list[Check]:
     return [replace(c, state="warn") if c.state == "fail" else c for c in checks]
 
 
-def _examine(run: Run, sample: int | None, read_one: Callable[[], None]) -> Examination:
-    began = time.monotonic()
-    captures = []
-    for path in newest_files(run.path, sample):
-        examined = examine(path)
-        if examined is not None:
-            captures.append(examined)
-            read_one()
-    return Examination(run, tuple(captures), time.monotonic() - began)
-
-
-def _soundness(examination: Examination) -> list[Check]:
-    captures, damaged = examination.captures, examination.damaged
-    run_id = examination.run.info.run_id
-    checks = [
-        Check("sound", "fail", capture.problem or "", "do not train on it")
-        for capture in damaged[:NAMED_FILES]
-    ]
-    if len(damaged) > NAMED_FILES:
-        text = f"{count_text(len(damaged) - NAMED_FILES, 'more capture')} of run {run_id} damaged"
-        checks.append(Check("sound", "fail", text, "--json names them all"))
-    if captures and not damaged:
-        size = size_text(sum(capture.stored_bytes for capture in captures))
-        text = (
-            f"the newest {count_text(len(captures), 'capture')} of run {run_id}: checksums, "
-            f"values, counts and layers are right ({size} read in {examination.seconds:.1f} s)"
-        )
-        checks.append(Check("sound", "ok", text))
-    return checks
-
-
 def _verdict(
     evidence: Evidence, examinations: tuple[Examination, ...], reasons: list[Check]
 ) -> Verdict:
@@ -213,28 +170,6 @@ def _verdict(
         examination.captures for examination in examinations if examination.run in evidence.judged
     )
     return Verdict.FIRED if captured else Verdict.ATTACHED
-
-
-def _summary(
-    verdict: Verdict,
-    evidence: Evidence,
-    examinations: tuple[Examination, ...],
-    starting: list[int],
-) -> str:
-    if verdict is Verdict.DAMAGED:
-        damaged = sum(len(examination.damaged) for examination in examinations)
-        parts = [count_text(damaged, "capture")] * bool(damaged)
-        parts += [count_text(len(evidence.damage), "run file")] * bool(evidence.damage)
-        return f"{' and '.join(parts)} cannot be trusted"
-    if verdict is Verdict.NOT_ATTACHED and starting:
-        are = f"server {starting[0]} is" if len(starting) == 1 else f"{len(starting)} servers are"
-        return f"no server captures here yet; {are} starting: run verify again in a while"
-    if verdict is Verdict.NOT_ATTACHED:
-        return "no server captures here; the lines that say fail tell why"
-    serving = any(run.live for run in evidence.judged)
-    if verdict is Verdict.ATTACHED:
-        return "nothing captured yet" if serving else "the last server ended without a capture"
-    return "the hook fired and the captures are sound" + ("" if serving else "; no server runs now")
 
 
 def _run_object(examination: Examination) -> dict[str, Any]:

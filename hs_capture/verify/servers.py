@@ -21,10 +21,15 @@ _RESTART = "start it again, now that hs-capture is installed"
 
 @dataclass(frozen=True)
 class Judged:
-    """One running server: its line, and whether it may just be loading its model."""
+    """One running server: its line, and whether it may just be loading its model.
+
+    `idle` is for the summary: what a server does that is not attached here and need not be, as in
+    "server 7 runs and does not capture". It is empty for all others.
+    """
 
     check: Check
     starting: bool = False
+    idle: str = ""
 
 
 def look_at_sglang() -> Check:
@@ -66,17 +71,18 @@ def look_at_server(
     if server.environ is None:
         text = "not attached here; its environment cannot be read"
         hint = _RESTART if late else f"was it started with {DUMP_DIR}={dump_dir or '...'}?"
-        return Judged(Check(name, "warn", text, hint))
+        return Judged(Check(name, "warn", text, hint), idle="runs and is not attached here")
     value = server.environ.get(DUMP_DIR, "").strip()
     if not value:
         text = f"runs without {DUMP_DIR}" + (" and is older than the installation" * late)
         hint = "export the variable where the server starts, then start it again"
-        return Judged(Check(name, "warn" if runs else "fail", text, hint))
+        check = Check(name, "warn" if runs else "fail", text, hint)
+        return Judged(check, idle="runs and does not capture")
     place = _place(server, value)
     if dump_dir is None or not _is_same(place, dump_dir):
         hint = f"look there: --dump-dir {place}"
         text = f"captures into {place}, not into {dump_dir or 'here'}"
-        return Judged(Check(name, "warn", text, hint))
+        return Judged(Check(name, "warn", text, hint), idle=f"runs and captures into {place}")
     text, hint, starting = _reason(server, server.environ, late)
     return Judged(Check(name, "fail", f"should capture into {place}, but {text}", hint), starting)
 

@@ -279,6 +279,25 @@ def test_a_server_that_is_not_meant_to_capture_does_not_spoil_an_ended_run(
         answer = verify()
     assert answer.exit_code == 0
     assert answer.check(f"server {pid}")["state"] == "warn"
+    assert answer.said["summary"] == (
+        f"the hook fired and the captures are sound; server {pid} runs and does not capture"
+    )
+
+
+@pytest.mark.parametrize("captures", [0, 1])
+def test_a_server_that_captures_elsewhere_is_in_the_summary_of_an_ended_run(
+    verify: Verify, new_run: NewRun, tmp_path: Path, captures: int
+) -> None:
+    new_run(captures=captures, state="ended", created=1000.0)
+    place = tmp_path / "elsewhere"
+    with running("sglang.launch_server", environ={"SGLANG_HS_DUMP_DIR": str(place)}) as pid:
+        answer = verify()
+    said = [
+        "the last server ended without a capture",
+        "the hook fired and the captures are sound",
+    ][captures]
+    assert answer.exit_code == 1 - captures
+    assert answer.said["summary"] == f"{said}; server {pid} runs and captures into {place}"
 
 
 def test_keys_on_a_command_line_or_in_an_environment_are_never_shown(

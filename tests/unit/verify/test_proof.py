@@ -16,7 +16,7 @@ from capture_files import RUN, norm_weight, states, write_capture
 from hs_capture import progress
 from hs_capture.cli import main
 from hs_capture.samples import Sample, append_line
-from hs_capture.verify import by_head, diagnosis
+from hs_capture.verify import by_head, examination
 
 Verify = Callable[..., Any]
 NewRun = Callable[..., Path]
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_the_reading_of_all_captures_in_one_line(
     run: Path, dump: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     capture(run, 0)
-    monkeypatch.setattr(diagnosis, "examine", interrupted)
+    monkeypatch.setattr(examination, "examine", interrupted)
     assert main(["verify", "--dump-dir", str(dump), "--all"]) == 130
     assert capsys.readouterr().err == "\nhs-capture verify: interrupted\n"
 

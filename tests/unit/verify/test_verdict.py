@@ -219,6 +219,23 @@ def test_captures_that_were_taken_away_still_fired(verify: Verify, new_run: NewR
     answer = verify()
     assert answer.exit_code == 0
     assert answer.checks("sound") == []
+    assert answer.said["summary"] == (
+        "the hook fired (2 captures), and none is here to be read: moved away or deleted"
+    )
+
+
+def test_an_older_run_that_is_sound_does_not_speak_for_captures_that_were_taken_away(
+    verify: Verify, new_run: NewRun
+) -> None:
+    new_run(captures=1, run_id="old", created=time.time() - 900, state="ended")
+    run = new_run(captures=1, run_id="new", state="ended")
+    next(run.glob("0*/*.hsc")).unlink()
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.said["summary"] == (
+        "the hook fired (1 capture), and none is here to be read: moved away or deleted; "
+        "no server runs now"
+    )
 
 
 def test_a_run_without_a_status_file_is_judged_by_its_captures(
