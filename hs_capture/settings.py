@@ -154,6 +154,21 @@ def dump_dir_of(environ: Mapping[str, str] | None = None) -> Path | None:
     return _directory(text) if text else None
 
 
+def set_in_vain(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The SGLANG_HS_* variables in `environ` that do nothing, for SGLANG_HS_DUMP_DIR is not set.
+
+    Sorted; a name that there is not comes with a guess what was meant. Values are not told.
+    """
+    found = os.environ if environ is None else environ
+    names = sorted(name for name, text in found.items() if name.startswith(PREFIX) and text.strip())
+    if DUMP_DIR in names:
+        return ()
+    guesses = {name: _closest(name) for name in names if name not in VARIABLES}
+    return tuple(
+        f"{name} (did you mean {guesses[name]}?)" if guesses.get(name) else name for name in names
+    )
+
+
 def sglang_plugins(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | None:
     """The names that SGLang's own SGLANG_PLUGINS admits, or None when it admits all.
 
@@ -174,9 +189,13 @@ def _refuse_unknown(values: Mapping[str, str]) -> None:
     for name in sorted(values):
         if name in VARIABLES:
             continue
-        close = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.6)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(VARIABLES)}"
+        close = _closest(name)
+        hint = f"did you mean {close}?" if close else f"known are {', '.join(VARIABLES)}"
         raise ConfigError(f"{name}={values[name]!r} is set, but there is no such variable: {hint}")
+
+
+def _closest(name: str) -> str | None:
+    return next(iter(difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.6)), None)
 
 
 def _directory(text: str) -> Path:

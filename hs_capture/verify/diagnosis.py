@@ -16,7 +16,7 @@ from hs_capture.verify.activity import (
     look_at_first_process,
     look_at_life,
 )
-from hs_capture.verify.enabled import look_at_directory, look_at_settings
+from hs_capture.verify.enabled import look_at_directory, look_at_settings, look_at_variables
 from hs_capture.verify.examination import Examination, examine_run, look_at_soundness
 from hs_capture.verify.installation import look_at_installation
 from hs_capture.verify.pace import look_at_pace
@@ -72,6 +72,7 @@ def diagnose(dump_dir: Path | None, sample: int | None, prove: Prove | None = No
     place = [
         *installation.checks,
         look_at_settings(settings, error, given, bool(starting)),
+        *look_at_variables(),
         _no_directory(error) if dump_dir is None else look_at_directory(dump_dir, settings, first),
         look_at_sglang(),
     ]

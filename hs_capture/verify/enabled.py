@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from hs_capture.dump_dir import prepare
 from hs_capture.errors import ConfigError
-from hs_capture.settings import DUMP_DIR, Settings
+from hs_capture.settings import DUMP_DIR, Settings, set_in_vain
 from hs_capture.verify.report import Check, size_text
 
 EXAMPLE = Path("/dev/shm/sglang_hs")
@@ -38,12 +39,25 @@ def look_at_settings(
     layers = settings.layers
     listed = ",".join(map(str, layers.ids))
     chosen = {"auto": "auto", "ids": listed, "eagle3": f"eagle3:{listed}"}[layers.kind]
-    text = f"layers {chosen}, final {' and '.join(settings.final) or 'none'}"
+    # A server has an environment of its own.
+    text = f"of this shell: layers {chosen}, final {' and '.join(settings.final) or 'none'}"
     if settings.follows_decode:
         text += ", generated tokens too"
     if settings.rids is not None:
         text += f", only rids like {settings.rids!r}"
     return Check(name, "ok", text)
+
+
+def look_at_variables() -> Iterator[Check]:
+    """Warn of variables of this shell that do nothing, as one whose name is mistyped."""
+    names = set_in_vain()
+    if names:
+        yield Check(
+            "variables",
+            "warn",
+            f"set in this shell: {', '.join(names)}; without {DUMP_DIR} nothing is captured",
+            f"export {DUMP_DIR} too, or unset what is not meant",
+        )
 
 
 def look_at_directory(path: Path, settings: Settings | None, starting: int | None) -> Check:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hs_capture.errors import ConfigError
 from hs_capture.hooks.compat import installed_release, require_release
-from hs_capture.settings import DUMP_DIR, Settings, sglang_plugins
+from hs_capture.settings import DUMP_DIR, Settings, set_in_vain, sglang_plugins
 from hs_capture.verify.installation import PLUGIN
 from hs_capture.verify.processes import Server
 from hs_capture.verify.report import Check
@@ -75,6 +75,9 @@ def look_at_server(
     value = server.environ.get(DUMP_DIR, "").strip()
     if not value:
         text = f"runs without {DUMP_DIR}" + (" and is older than the installation" * late)
+        names = set_in_vain(server.environ)
+        if names:
+            text += f", so nothing is captured, whatever else is set: {', '.join(names)}"
         hint = "export the variable where the server starts, then start it again"
         check = Check(name, "warn" if runs else "fail", text, hint)
         return Judged(check, idle="runs and does not capture")

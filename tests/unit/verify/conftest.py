@@ -17,7 +17,7 @@ import pytest
 from capture_files import RUN, states, write_capture, write_run
 from hs_capture.cli import main
 from hs_capture.format.run import RunInfo, Status
-from hs_capture.settings import VARIABLES
+from hs_capture.settings import PREFIX
 
 Verify = Callable[..., "Answer"]
 NewRun = Callable[..., Path]
@@ -44,8 +44,8 @@ class Answer:
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the shell that runs the tests gets in."""
-    for name in (*VARIABLES, "SGLANG_PLUGINS"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [n for n in os.environ if n.startswith(PREFIX) or n == "SGLANG_PLUGINS"]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)

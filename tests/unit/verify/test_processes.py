@@ -136,6 +136,27 @@ def test_a_server_without_the_variable_is_told_what_is_missing(
     assert late.text == "runs without SGLANG_HS_DUMP_DIR and is older than the installation"
 
 
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({"SGLANG_HS_DUMPDIR": "/dump"}, "SGLANG_HS_DUMPDIR (did you mean SGLANG_HS_DUMP_DIR?)"),
+        (
+            {"SGLANG_HS_RIDS": "a*", "SGLANG_HS_QQQQQQQQQQQQQQQQQQQQQQQQQQ": "1"},
+            "SGLANG_HS_QQQQQQQQQQQQQQQQQQQQQQQQQQ, SGLANG_HS_RIDS",
+        ),
+    ],
+)
+def test_a_server_with_a_mistyped_variable_is_told_its_name(
+    dump: Path, environ: dict[str, str], names: str
+) -> None:
+    with running(SERVER, environ=environ) as pid:
+        check = judge(pid, dump)
+    assert (check.state, check.text) == (
+        "fail",
+        "runs without SGLANG_HS_DUMP_DIR, so nothing is captured, whatever else is set: " + names,
+    )
+
+
 def test_a_server_that_captures_elsewhere_is_shown_with_the_place(
     dump: Path, tmp_path: Path
 ) -> None:

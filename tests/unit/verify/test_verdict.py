@@ -62,7 +62,30 @@ def test_the_variable_names_the_directory_when_the_argument_does_not(
     answer = verify(directory=None)
     assert answer.exit_code == 0
     assert answer.said["dump_dir"] == str(dump)
-    assert answer.check("settings")["state"] == "ok"
+    assert (answer.check("settings")["state"], answer.check("settings")["text"]) == (
+        "ok",
+        "of this shell: layers auto, final pre_norm",
+    )
+    assert answer.checks("variables") == []
+
+
+def test_variables_of_this_shell_that_do_nothing_are_warned_of(
+    verify: Verify, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_run(captures=1)
+    assert verify().checks("variables") == []
+    monkeypatch.setenv("SGLANG_HS_DUMPDIR", "/dump")
+    monkeypatch.setenv("SGLANG_HS_LAYERS", "1,2")
+    monkeypatch.setenv("SGLANG_HS_FINAL", " ")
+    answer = verify()
+    assert answer.exit_code == 0
+    assert answer.check("variables") == {
+        "name": "variables",
+        "state": "warn",
+        "text": "set in this shell: SGLANG_HS_DUMPDIR (did you mean SGLANG_HS_DUMP_DIR?), "
+        "SGLANG_HS_LAYERS; without SGLANG_HS_DUMP_DIR nothing is captured",
+        "hint": "export SGLANG_HS_DUMP_DIR too, or unset what is not meant",
+    }
 
 
 def test_one_run_directory_can_be_looked_at_alone(verify: Verify, new_run: NewRun) -> None:
