@@ -91,7 +91,7 @@ def look_at_life(run: Run) -> Iterator[Check]:
     """Warnings about a run whose server or writer does not do what its files say."""
     age = run.heartbeat_age
     if not run.statuses:
-        if run.server_alive:
+        if run.server_alive and not run.is_store:
             yield Check(
                 "writer",
                 "warn",
@@ -167,19 +167,22 @@ def _attachment(run: Run) -> Check:
     info = run.info
     if run.live:
         life = f"serving in process {info.server_pid}"
+    elif run.is_store:
+        life = "a store that captures were moved to"
     elif run.ended:
         life = "ended"
     else:
         life = f"its process {info.server_pid} is gone"
     layers = ",".join(map(str, info.layer_ids)) or "none"
     too = ", generated tokens too" if "decode" in info.phases else ""
+    well = run.live or run.ended or run.is_store
     return Check(
         "attached",
-        "ok" if run.live or run.ended else "warn",
+        "ok" if well else "warn",
         f"run {info.run_id}, {life}: {info.model_class} of SGLang {info.sglang_version}, "
         f"door {info.door}, layers {layers}, final {' and '.join(info.final) or 'none'}{too}, "
         f"{count_text(len(info.wrapped), 'function')} wrapped",
-        "the server stopped without a word; the captures that it published are there",
+        "" if well else "the server stopped without a word; what it published is there",
     )
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from hs_capture.errors import FormatError
-from hs_capture.format.index import read_index
+from hs_capture.format.index import IndexEntry, read_index
 from hs_capture.format.links import Sources
 from hs_capture.format.run import Refusal, RunInfo, Status
 from hs_capture.verify.processes import started_at
+from hs_capture.writer.leftovers import OPEN_FOLDER
 
 RUN_FILE = "run.json"
 REFUSAL_FILE = "last-refusal.json"
@@ -42,6 +43,8 @@ class Run:
     linked: int
     read_at: float
     server_alive: bool
+    is_store: bool = False
+    """Whether captures of the run were moved here: its writer reports where it writes them."""
 
     @property
     def heartbeat_age(self) -> float | None:
@@ -67,10 +70,10 @@ class Run:
     def live(self) -> bool:
         """Whether its server still serves.
 
-        Where the server's process is not to be seen (another container, another host) a young
-        heartbeat tells.
+        A store is served by nobody. Where the server's process is not to be seen (another
+        container, another host) a young heartbeat tells.
         """
-        return not self.ended and (self.server_alive or not self.silent)
+        return not (self.ended or self.is_store) and (self.server_alive or not self.silent)
 
     @property
     def last_capture(self) -> float | None:
@@ -136,7 +139,8 @@ def _read_run(path: Path, damage: list[str]) -> Run | None:
     info = _tried(RunInfo.read, path / RUN_FILE, damage)
     if info is None:
         return None
-    found = [_tried(Status.read, file, damage) for file in sorted(path.glob("status-*.json"))]
+    status_files = sorted(path.glob("status-*.json"))
+    found = [_tried(Status.read, file, damage) for file in status_files]
     statuses = tuple(status for status in found if status is not None)
     indexes = [_tried(read_index, file, damage) for file in sorted(path.glob("index-*.jsonl"))]
     entries = [entry for index in indexes if index is not None for entry in index]
@@ -144,7 +148,9 @@ def _read_run(path: Path, damage: list[str]) -> Run | None:
     for status in statuses:
         counters.update(status.counters)
     if not statuses:
-        counters["captures"] = sum(entry.file is not None for entry in entries)
+        counters = _counted(entries)
+    # Where a writer is or was killed, its folder of unfinished files is there.
+    is_store = bool(entries) and not status_files and not (path / OPEN_FOLDER).exists()
     started = started_at(info.server_pid)
     # A process that started after the run is another one that got the same number.
     alive = started is not None and started <= info.created + _CLOCK_SLACK
@@ -153,4 +159,19 @@ def _read_run(path: Path, damage: list[str]) -> Run | None:
     told = [sources.resolved(entry).incomplete_reason for entry in incomplete]
     reasons = Counter(reason for reason in told if reason is not None)
     linked = told.count(None)
-    return Run(path, info, statuses, counters, reasons, linked, time.time(), alive)
+    return Run(path, info, statuses, counters, reasons, linked, time.time(), alive, is_store)
+
+
+def _counted(entries: list[IndexEntry]) -> Counter[str]:
+    """What a status file would say of captures with these lines in the index."""
+    captures = [entry for entry in entries if entry.file is not None]
+    complete = sum(entry.complete for entry in captures)
+    return Counter(
+        captures=len(captures),
+        complete=complete,
+        incomplete=len(captures) - complete,
+        tokens=sum(entry.rows for entry in captures),
+        raw_bytes=sum(entry.raw_bytes for entry in captures),
+        stored_bytes=sum(entry.stored_bytes for entry in captures),
+        lost=len(entries) - len(captures),
+    )

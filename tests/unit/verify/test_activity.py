@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from capture_files import states, write_capture
+from hs_capture.cli import main
 from hs_capture.format.run import Refusal
 from linked_captures import write_turn
 
@@ -77,6 +78,43 @@ def test_a_server_that_was_killed_with_its_writer_is_said(
     )
     assert answer.check("attached")["state"] == "warn"
     assert answer.said["runs"][0]["live"] is False
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_a_store_that_captures_were_moved_to_is_well(
+    verify: Verify,
+    new_run: NewRun,
+    dump: Path,
+    tmp_path: Path,
+    gone: int,
+    serves: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Moved by drain itself, from a server that has ended or serves on."""
+    pid = os.getpid() if serves else gone
+    new_run(captures=2, server_pid=pid)
+    store = tmp_path / "store"
+    assert main(["drain", "--store", str(dump), "--output", str(store)]) == 0
+    capsys.readouterr()
+    answer = verify(directory=store)
+    assert answer.exit_code == 0
+    assert answer.check("attached") == {
+        "name": "attached",
+        "state": "ok",
+        "text": "run run-a, a store that captures were moved to: DeepseekV2ForCausalLM of SGLang "
+        "0.5.23, door pth, layers 1,3,4, final pre_norm, 2 functions wrapped",
+        "hint": "",
+    }
+    sizes = [path.stat().st_size for path in store.rglob("*.hsc")]
+    assert len(sizes) == 2
+    assert answer.check("fired")["text"].startswith(
+        f"2 captures, 10 tokens, 640 bytes stored in {sum(sizes) / 1024:.1f} KiB"
+    )
+    assert answer.checks("writer") == []
+    assert answer.said["runs"][0]["live"] is False
+    assert answer.said["summary"] == (
+        "the hook fired and the captures are sound; no server runs now"
+    )
 
 
 def test_a_process_that_got_the_number_of_a_dead_server_is_not_taken_for_it(

@@ -266,6 +266,7 @@ def test_a_run_without_a_status_file_is_judged_by_its_captures(
 ) -> None:
     run = new_run(captures=2)
     (run / "status-tp0.json").unlink()
+    (run / "open").mkdir()
     answer = verify()
     assert answer.exit_code == 0
     assert "has not reported yet" in answer.check("writer")["text"]
