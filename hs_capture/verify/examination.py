@@ -10,6 +10,13 @@ from hs_capture.soundness import Examined, examine, newest_files
 from hs_capture.verify.report import Check, count_text, size_text
 from hs_capture.verify.runs import Run
 
+REPLACE = (
+    "do not train on it: delete it, then run the same `hs-capture extract` again, which fetches "
+    "what is missing, or send its request again with an `extra_key` of its own, so that SGLang "
+    "computes all rows"
+)
+"""What to do about a damaged capture. Extract takes one that is still there for done."""
+
 NAMED_FILES = 10
 """So many damaged captures of a run are named; more would hide the rest of the report."""
 
@@ -44,8 +51,7 @@ def look_at_soundness(examination: Examination) -> list[Check]:
     captures, damaged = examination.captures, examination.damaged
     run_id = examination.run.info.run_id
     checks = [
-        Check("sound", "fail", capture.problem or "", "do not train on it")
-        for capture in damaged[:NAMED_FILES]
+        Check("sound", "fail", capture.problem or "", REPLACE) for capture in damaged[:NAMED_FILES]
     ]
     if len(damaged) > NAMED_FILES:
         text = f"{count_text(len(damaged) - NAMED_FILES, 'more capture')} of run {run_id} damaged"

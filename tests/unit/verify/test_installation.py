@@ -15,6 +15,8 @@ import pytest
 import sitecustomize_shim
 
 SHIM = Path(sitecustomize_shim.__file__).parent
+DEPENDENCIES = {"numpy", "orjson", "xxhash", "zstandard", "wrapt", "cffi"}
+"""What verify imports without --model."""
 PATH = os.pathsep.join(entry for entry in sys.path if entry)
 
 
@@ -145,13 +147,37 @@ def test_a_copy_that_shadows_the_installed_package_is_said(tmp_path: Path) -> No
     assert checks["package"]["text"].startswith("two versions are mixed: 9.")
 
 
+@pytest.mark.parametrize("lacks", ["numpy", "orjson", "wrapt", "xxhash"])
+def test_a_python_that_lacks_a_dependency_is_told_in_one_line(
+    bare: Path, tmp_path: Path, lacks: str
+) -> None:
+    source = Path(sitecustomize_shim.__file__).parents[1]
+    (tmp_path / "hs_capture").symlink_to(source / "hs_capture")
+    for name in DEPENDENCIES - {lacks}:
+        (tmp_path / name).symlink_to(Path(str(import_module(name).__file__)).parent)
+    done = subprocess.run(
+        [str(bare), "-m", "hs_capture.verify", "--json"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == (
+        "python -m hs_capture.verify: run it with the Python that runs the server: "
+        f"{bare} lacks {lacks}\n"
+    )
+
+
 def test_without_a_distribution_the_package_is_called_not_installed(
     bare: Path, tmp_path: Path
 ) -> None:
     source = Path(sitecustomize_shim.__file__).parents[1]
     for name in ("hs_capture", "sitecustomize_shim"):
         (tmp_path / name).symlink_to(source / name)
-    for name in ("numpy", "orjson", "xxhash", "zstandard", "wrapt", "cffi"):
+    for name in DEPENDENCIES:
         module = import_module(name)
         (tmp_path / name).symlink_to(Path(str(module.__file__)).parent)
     _, checks = doors(bare, path=str(tmp_path))

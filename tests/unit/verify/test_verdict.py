@@ -280,6 +280,11 @@ def test_a_damaged_capture_is_named_with_the_place(verify: Verify, new_run: NewR
     assert (answer.exit_code, answer.said["verdict"]) == (3, "damaged")
     expected = f"{path}: stream 'input_ids' rows [0, 3) at byte 8: checksum does not match"
     assert answer.check("sound")["text"] == expected
+    assert answer.check("sound")["hint"] == (
+        "do not train on it: delete it, then run the same `hs-capture extract` again, which "
+        "fetches what is missing, or send its request again with an `extra_key` of its own, so "
+        "that SGLang computes all rows"
+    )
     assert answer.said["runs"][0]["damaged"] == [{"file": str(path), "error": expected}]
     assert answer.said["summary"] == "1 capture cannot be trusted"
 
