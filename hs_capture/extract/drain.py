@@ -15,6 +15,7 @@ from pathlib import Path
 from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
 from hs_capture.extract.output import OutputRun, Staged, remove_sources
 from hs_capture.format.catalog import RUN_FILE, SUFFIX
+from hs_capture.format.links import all_linked
 
 BATCH = 64
 """Captures that become durable together: each folder and the index is synced once for them."""
@@ -24,9 +25,15 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class Moved:
-    """What a drain has done so far. `lost` counts requests that the server has no file of."""
+    """What a drain has done so far.
+
+    `linked` counts captures whose missing rows are all linked to other requests: they read as
+    complete where the captures of those are. `incomplete` counts the others that lack rows, and
+    `lost` requests that the server has no file of.
+    """
 
     captures: int = 0
+    linked: int = 0
     incomplete: int = 0
     lost: int = 0
     tokens: int = 0
@@ -127,7 +134,9 @@ class Drain:
         remove_sources(staged)
         for entry in entries:
             self.moved.captures += 1
-            self.moved.incomplete += not entry.complete
+            linked = not entry.complete and all_linked(entry)
+            self.moved.linked += linked
+            self.moved.incomplete += not (entry.complete or linked)
             self.moved.tokens += entry.rows
             self.moved.raw_bytes += entry.raw_bytes
             self.moved.stored_bytes += entry.stored_bytes

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_capture import arguments
+from hs_capture.counted import count_text
 from hs_capture.extract.failure import FAILED, told
 from hs_capture.extract.sizes import human
 
@@ -136,11 +137,15 @@ class _Report:
 
 
 def _summary(moved: Moved, output: Path) -> str:
-    parts = [f"moved {moved.captures} captures ({human(moved.stored_bytes)}) to {output}"]
+    captures = count_text(moved.captures, "capture")
+    parts = [f"moved {captures} ({human(moved.stored_bytes)}) to {output}"]
+    if moved.linked:
+        parts.append(f"{moved.linked:,} with rows of others")
     if moved.incomplete:
-        parts.append(f"{moved.incomplete} of them incomplete")
+        parts.append(f"{moved.incomplete:,} incomplete")
     if moved.lost:
-        parts.append(f"{moved.lost} requests have no file")
+        parts.append(count_text(moved.lost, "request has no file", "requests have no file"))
     if moved.damaged:
-        parts.append(f"{len(moved.damaged)} damaged ones stay where they are")
+        stay = "damaged one stays where it is", "damaged ones stay where they are"
+        parts.append(count_text(len(moved.damaged), *stay))
     return ", ".join(parts)

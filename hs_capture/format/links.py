@@ -90,6 +90,12 @@ def with_rows_of(entry: IndexEntry, sources: Iterable[Source]) -> IndexEntry:
     return entry.lacking(missing, _reason(entry, missing))
 
 
+def all_linked(entry: IndexEntry) -> bool:
+    """Whether each row that a capture lacks has a link; the other file may be there or not."""
+    linked = [(start, stop) for start, stop, _ in entry.links]
+    return not any(subtract(gap, linked) for gap in entry.missing)
+
+
 def _had(rows: Interval, source: IndexEntry) -> Iterable[Interval]:
     """The part of `rows` that a capture has itself; nearly always all of them."""
     if not source.missing and rows[0] < rows[1]:

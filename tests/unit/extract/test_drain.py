@@ -152,6 +152,26 @@ def test_incomplete_captures_move_and_losses_are_told(tmp_path: Path) -> None:
     assert lines[1] == lost
 
 
+def test_linked_rows_are_not_told_as_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only rows that nobody has make a capture incomplete; the last line says how many of each."""
+    dump, output = tmp_path / "dump", tmp_path / "store"
+    run = write_run(dump)
+    rows = {"layer.1": states(4)}
+    gone: dict[str, Any] = {"missing": [(0, 2)], "reason": "prefix_cache"}
+    write_capture(run, 0, "source", rows, key=7)
+    write_capture(run, 1, "linked", rows, key=8, links=((0, 2, 7),), **gone)
+    write_capture(run, 2, "in part", rows, key=9, links=((0, 1, 7),), **gone)
+    write_capture(run, 3, "not", rows, key=10, **gone)
+    assert main(["drain", "--store", str(dump), "--output", str(output)]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("moved 4 captures (")
+    assert said.endswith(f" to {output}, 1 with rows of others, 2 incomplete")
+    complete = [capture.rid for capture in open_store(output) if capture.complete]
+    assert complete == ["source", "linked"]
+
+
 def loss(sequence: int, key: int | None = None) -> IndexEntry:
     """A request without a file."""
     rid, gone = f"lost{sequence}", ((0, 9),)
@@ -200,7 +220,7 @@ def test_a_damaged_capture_stays_and_is_named(
     assert main(["drain", "--store", str(dump), "--output", str(output)]) == 1
     printed = capsys.readouterr()
     assert f"left where it is: {broken}: stream" in printed.err
-    assert "1 damaged ones stay where they are" in printed.out
+    assert "1 damaged one stays where it is" in printed.out
     assert broken.read_bytes() == data
     del told["r1"]
     assert_all_once(output, told)
