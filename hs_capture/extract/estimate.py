@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +52,17 @@ class Estimate:
     seconds: float | None
 
 
-def measure(source: Source, tokenizer: ChatTokenizer | None, shard: tuple[int, int]) -> Amount:
-    """Read the whole input; `shard` is (i, n) for each n-th row from row i on."""
+def measure(
+    source: Source,
+    tokenizer: ChatTokenizer | None,
+    shard: tuple[int, int],
+    tell: Callable[[int, str], None] | None = None,
+) -> Amount:
+    """Read the whole input; `shard` is (i, n) for each n-th row from row i on.
+
+    `tell` is told of each bad row as it comes: which of the bad ones it is, from 1, and where it
+    is and why it is bad.
+    """
     samples = tokens = longest = bad = 0
     turn, of = shard
     for row in source.rows():
@@ -60,8 +70,10 @@ def measure(source: Source, tokenizer: ChatTokenizer | None, shard: tuple[int, i
             continue
         try:
             length = len(prompt_of(row, tokenizer).input_ids)
-        except RowError:
+        except RowError as error:
             bad += 1
+            if tell is not None:
+                tell(bad, f"{row.place}: {error}")
             continue
         samples, tokens, longest = samples + 1, tokens + length, max(longest, length)
     return Amount(samples, tokens, longest, bad)

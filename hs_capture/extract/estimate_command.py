@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from hs_capture import arguments
 from hs_capture.extract.command import add_input_arguments
-from hs_capture.extract.failure import told
+from hs_capture.extract.failure import FAILED, told
 from hs_capture.extract.sizes import duration, human
 
 SUMMARY = "say what an extraction will need: disk, memory, time"
@@ -14,7 +15,9 @@ SUMMARY = "say what an extraction will need: disk, memory, time"
 _DESCRIPTION = """\
 Say how many samples and tokens an input has, how many bytes their captures will take, how much
 room the dump directory needs, and how long it will take. Reads the input and the model's
-config.json, and nothing else."""
+config.json, and nothing else.
+Exit code 0: told; 1: told, but the input has rows and none of them is a sample; 2: cannot be told,
+with the reason; 4: wrong usage; 130: interrupted."""
 
 _AUX_LAYERS = 3
 _FINAL_STATES = {"pre_norm": 1, "post_norm": 1, "both": 2, "none": 0}
@@ -78,7 +81,7 @@ def _run(parsed: argparse.Namespace) -> int:
         tokenizer = parsed.tokenizer and ChatTokenizer(
             parsed.tokenizer, trust_remote_code=parsed.trust_remote_code
         )
-        amount = measure(source, tokenizer, parsed.shard)
+        amount = measure(source, tokenizer, parsed.shard, _tell_bad)
         states = parsed.layers + _FINAL_STATES[parsed.final]
         drain = parsed.drain_gb_per_second and parsed.drain_gb_per_second * 1e9
         found = estimate(amount, shape, states, parsed.concurrency, parsed.tokens_per_second, drain)
@@ -96,4 +99,13 @@ def _run(parsed: argparse.Namespace) -> int:
         lines.append(("time", duration(found.seconds)))
     width = max(len(name) for name, _ in lines)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in lines))
-    return 0
+    return FAILED if amount.bad and not amount.samples else 0
+
+
+def _tell_bad(number: int, text: str) -> None:
+    from hs_capture.extract.failures import SHOWN
+
+    if number <= SHOWN:
+        print(f"bad row: {text}", file=sys.stderr)
+    elif number == SHOWN + 1:
+        print("bad row: more", file=sys.stderr)

@@ -84,3 +84,32 @@ def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert told["raw"] == "57.35 MB"
     assert told["stored"] == "39.56 MB expected"
     assert told["time"] == "0:10"
+
+
+def write_unusable(folder: Path, rows: list[dict[str, object]]) -> list[str]:
+    """An input of these rows beside a config; returns the command line."""
+    (folder / "config.json").write_text('{"num_hidden_layers": 2, "hidden_size": 8}')
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return ["estimate", "--input", str(folder / "a.jsonl"), "--model", str(folder)]
+
+
+def test_an_input_without_a_sample_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reasons are said, as extract says them; one good row is enough for 0."""
+    assert main(write_unusable(tmp_path, [{"text": "a"}])) == 1
+    printed = capsys.readouterr()
+    why = "holds text, not token ids: give --tokenizer"
+    assert printed.err == f"bad row: a.jsonl line 1: {why}\n"
+    assert printed.out.splitlines()[:2] == ["samples         0", "bad rows        1"]
+    assert main(write_unusable(tmp_path, [{"text": "a"}, {"input_ids": [1]}])) == 0
+    assert capsys.readouterr().err.count("give --tokenizer") == 1
+
+
+def test_only_the_first_bad_rows_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(write_unusable(tmp_path, [{"text": "a"}] * 25)) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 21
+    assert lines[-1] == "bad row: more"
