@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, FormatError, HsCaptureError
 from hs_capture.extract.arrivals import Arrival
 from hs_capture.extract.client import RefusedError, ServerError, ServerGoneError
@@ -203,12 +204,21 @@ class Extraction:
 
     def _wait_for(self, server: Server, error: ServerGoneError) -> None:
         """Wait until somebody answers again, or the session ends."""
-        deadline = time.monotonic() + self._effort.server_seconds
+        since = time.monotonic()
         pause = _FIRST_PAUSE
         while not self._stop.wait(pause) and not server.answers():
             pause = min(2 * pause, _LONGEST_PAUSE)
-            if time.monotonic() > deadline:
-                self.stop(error)
+            gone = time.monotonic() - since
+            if gone > self._effort.server_seconds:
+                self.stop(_gone_for(gone, server.name, error))
+
+
+def _gone_for(seconds: float, server: str, error: ServerGoneError) -> ServerGoneError:
+    why = str(error).removeprefix(server).lstrip(": ")
+    return ServerGoneError(
+        f"{server} has been gone for {count_text(round(seconds), 'second')} (--server-timeout): "
+        f"{why}; nothing is lost: start the server, and run the same command again to go on"
+    )
 
 
 def _first(place: str, problem: str) -> ConfigError:

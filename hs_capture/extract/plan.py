@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from hs_capture.errors import ConfigError
+from hs_capture.format.catalog import SUFFIX
 from hs_capture.format.record import Record
 from hs_capture.format.run import NormWeight, RunInfo
+from hs_capture.samples import SAMPLES_FILE
 from hs_capture.selection import Origin
 
 EXTRACT_FILE = "extract.json"
@@ -89,12 +91,16 @@ class Summary(Record):
 def open_summary(output: Path, source: Input) -> Summary:
     """The summary of the run in `output` to go on with, or a new one.
 
-    Raises `ConfigError` when the store was begun from another input, and says what differs.
+    A store that holds no sample yet is begun anew, from whatever input and model; it keeps the key
+    and counts its sessions on, so that what the server may still publish is known by its rid.
+    Raises `ConfigError` when another store was begun from another input, and says what differs.
     """
     try:
         found = Summary.read(output / EXTRACT_FILE)
     except FileNotFoundError:
         return Summary.new(source)
+    if _holds_nothing(output):
+        return replace(found, input=source, samples=source.samples, target=None)
     names = {
         "digest": "the input's bytes",
         "rows": "the input's number of rows",
@@ -103,6 +109,14 @@ def open_summary(output: Path, source: Input) -> Summary:
     }
     _refuse(output, "input", names, found.input, source)
     return found
+
+
+def _holds_nothing(output: Path) -> bool:
+    """Whether the store has no capture, and never had the line of one."""
+    samples = output / SAMPLES_FILE
+    if samples.exists() and samples.stat().st_size:
+        return False
+    return next(output.rglob(f"*{SUFFIX}"), None) is None
 
 
 def refuse_other_target(output: Path, there: Target, served: Target, server: str) -> None:

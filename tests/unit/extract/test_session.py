@@ -5,7 +5,9 @@ Real rings, writers and files; of SGLang only the HTTP interface.
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from capture_files import norm_weight
 from capture_server import HIDDEN, ROW_BYTES, SECONDS, CaptureServer, assert_complete
 from hs_capture import ConfigError, open_store
 from hs_capture.capture.batch import Request
+from hs_capture.extract.client import ServerGoneError
 from hs_capture.extract.extraction import Effort
 from hs_capture.extract.plan import EXTRACT_FILE, Summary
 from hs_capture.extract.session import Session
@@ -277,6 +280,55 @@ def test_servers_of_one_session_must_have_the_same_weights(tmp_path: Path) -> No
     ):
         extract(tmp_path, (one, a), (other, b))
     assert list((tmp_path / "out").rglob("*.hsc")) == []
+
+
+def test_an_output_without_a_sample_is_bound_to_no_input(tmp_path: Path) -> None:
+    """A first try with a wrong file must not stand in the way of the right one."""
+    dump, output = tmp_path / "dump", tmp_path / "out"
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "no tokenizer was given"}))
+    with serving(dump, run_id="run-a") as stub:
+        wrong, _ = extract(tmp_path, (stub, dump))
+        prompts = write_input(tmp_path, 3)
+        right, error = extract(tmp_path, (stub, dump))
+        assert (wrong.samples, wrong.captured, wrong.failed) == (1, 0, 1)
+        assert (error, right.samples, right.captured, right.failed) == (None, 3, 3, 0)
+        assert Summary.read(output / EXTRACT_FILE) == right
+        assert_stored_once(output, prompts, stub.computed)
+        write_input(tmp_path, 4)
+        with pytest.raises(ConfigError, match="belongs to another input"):
+            extract(tmp_path, (stub, dump))
+        # Lines whose captures were taken away are enough to bind it, and so are captures alone.
+        for path in output.rglob("*.hsc"):
+            path.rename(tmp_path / path.name)
+        with pytest.raises(ConfigError, match="belongs to another input"):
+            extract(tmp_path, (stub, dump))
+        (output / "samples.jsonl").unlink()
+        (tmp_path / "000000001.hsc").touch()
+        (tmp_path / "000000001.hsc").rename(output / "run-a" / "000000001.hsc")
+        with pytest.raises(ConfigError, match="belongs to another input"):
+            extract(tmp_path, (stub, dump))
+
+
+def test_a_server_that_stays_away_is_told_in_words(tmp_path: Path) -> None:
+    """How long it was waited for, that nothing is lost, and what to do."""
+    write_input(tmp_path, 3)
+    dump, asked = tmp_path / "dump", itertools.count()
+
+    def answer(method: str, rid: str | None) -> int:
+        return 503 if is_sample(rid) or (rid is None and next(asked)) else 200
+
+    with serving(dump, run_id="run-a", answer=answer) as stub:
+        effort = Effort(concurrency=1, server_seconds=0.1)
+        summary, error = extract(tmp_path, (stub, dump), effort=effort)
+    assert (summary.state, summary.captured, summary.failed) == ("stopped", 0, 0)
+    assert isinstance(error, ServerGoneError)
+    said = re.fullmatch(
+        re.escape(stub.url) + r" has been gone for \d+ seconds? \(--server-timeout\): (.*); "
+        r"nothing is lost: start the server, and run the same command again to go on",
+        str(error),
+    )
+    assert said is not None
+    assert said[1].startswith("answered 503: ")
 
 
 def assert_stored_once(
