@@ -29,6 +29,10 @@ OTHER_RULES = frozenset(family.causal_lm for family in FAMILIES if not family.wi
 """Models whose drafters' layer ids SGLang reads by another rule than those of DeepSeek-V2's."""
 
 
+TARGETS = frozenset(family.causal_lm for family in FAMILIES)
+"""Models that drafters are made for; none of them is an EAGLE-3 drafter itself."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that was compared. `matches` is None where the config does not say it."""
@@ -66,13 +70,18 @@ def only_layers(run: RunInfo, layers: tuple[int, ...]) -> RunInfo:
 def check(run: RunInfo, draft: DraftConfig, version: str) -> list[Finding]:
     """Compare what SGLang `version` would feed the drafter with what `run` captured.
 
-    Raises `ConfigError` for a release that feeds EAGLE-3 nothing of such a model, and for a model
-    that SGLang has another rule for.
+    Raises `ConfigError` for a release that feeds EAGLE-3 nothing of such a model, for a model that
+    SGLang has another rule for, and for the config of a target model in place of a drafter's.
     """
     if run.model_class in OTHER_RULES:
         raise ConfigError(
             f"the store is of a {run.model_class}: how SGLang reads layer ids is known here for "
             "the DeepSeek-V2 family alone; look at set_eagle3_layers_to_capture of that class"
+        )
+    if draft.architecture in TARGETS | {run.model_class, run.architecture}:
+        raise ConfigError(
+            f"--draft-config: {draft.architecture} is a target model, and no EAGLE-3 drafter; give "
+            'the config of the draft model, with "architectures" such as LlamaForCausalLMEagle3'
         )
     release = release_of(version)
     if release < CAPTURES_EAGLE3:

@@ -20,6 +20,7 @@ class DraftConfig:
     """An EAGLE-3 drafter's config, as SGLang reads it. None is what the file does not say.
 
     Attributes:
+        architecture: the first name in `architectures`.
         layer_ids: as they are written, in the file's order; SGLang falls back to its default
             without them.
         uses_aux: whether the drafter is fed the states of layers at all.
@@ -27,6 +28,7 @@ class DraftConfig:
         num_aux: how many fed states are joined.
     """
 
+    architecture: str | None
     layer_ids: tuple[int, ...] | None
     uses_aux: bool
     target_hidden_size: int | None
@@ -55,6 +57,7 @@ class DraftConfig:
         eagle = found.get("eagle_config")
         eagle = eagle if isinstance(eagle, dict) else {}
         return cls(
+            architecture=_architecture(found.get("architectures")),
             layer_ids=_layer_ids(eagle.get(LAYER_IDS), file),
             uses_aux=bool(eagle.get("use_aux_hidden_state", True)),
             target_hidden_size=_number(found, "target_hidden_size", "hidden_size"),
@@ -63,6 +66,11 @@ class DraftConfig:
             vocab_size=_number(found, "vocab_size"),
             draft_vocab_size=_number(found, "draft_vocab_size"),
         )
+
+
+def _architecture(value: Any) -> str | None:
+    first = value[0] if isinstance(value, list) and value else None
+    return first if isinstance(first, str) else None
 
 
 def _layer_ids(value: Any, file: Path) -> tuple[int, ...] | None:

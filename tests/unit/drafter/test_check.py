@@ -184,3 +184,37 @@ def test_a_model_with_another_rule_is_not_judged(
     place = ["--store", str(tmp_path / "store"), "--draft-config", str(tmp_path / "config.json")]
     assert main(["check-drafter", *place]) == 2
     assert "the store is of a LlamaForCausalLM" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "architecture", ["DeepseekV2ForCausalLM", "KimiK25ForConditionalGeneration", "LlamaForCausalLM"]
+)
+def test_a_target_model_is_no_drafter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], architecture: str
+) -> None:
+    """Its config has the right width and vocabulary, so it would match; also the store's own."""
+    run = replace(RUN, architecture="KimiK25ForConditionalGeneration")
+    write_run(tmp_path / "store", run)
+    config = {"architectures": [architecture], "hidden_size": 4, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    place = ["--store", str(tmp_path / "store"), "--draft-config", str(tmp_path)]
+    assert main(["check-drafter", *place]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"hs-capture check-drafter: --draft-config: {architecture} is a target model, and no "
+        'EAGLE-3 drafter; give the config of the draft model, with "architectures" such as '
+        "LlamaForCausalLMEagle3\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "architectures", [["LlamaForCausalLMEagle3"], ["Eagle3DeepseekV2ForCausalLM"], [], None, [7]]
+)
+def test_drafters_and_what_is_not_said_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], architectures: object
+) -> None:
+    code, lines = judge(
+        tmp_path, capsys, (1, 29, 57), [1, 29, 57], NEW, architectures=architectures
+    )
+    assert (code, "layers" in lines) == (0, True)
