@@ -13,8 +13,9 @@ REFUSED = 2
 
 _DESCRIPTION = """\
 Say what is in a store: captures, lengths, sizes, incomplete ones by reason, and the norms and the
-largest channels of the states of some captures.
-Exit code 0: told; 2: there is no store, or it is damaged; 4: wrong usage."""
+largest channels of the states of some captures. Counts are those of the index; token ids and states
+are read of --sample complete captures alone, and 'hs-capture verify --all' reads everything.
+Exit code 0: told; 2: there is no store, or one of what was read is damaged; 4: wrong usage."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.count,
         default=32,
         metavar="N",
-        help="read the states of N captures, spread over the store (default: 32)",
+        help="read ids and states of N complete captures, spread over the store (default: 32)",
     )
     parser.set_defaults(run=run_command)
 
@@ -55,4 +56,4 @@ def run_command(parsed: argparse.Namespace) -> int:
         print(f"hs-capture inspect: {error}", file=sys.stderr)
         return REFUSED
     print(to_text(overview))
-    return 0
+    return REFUSED if overview.damaged else 0

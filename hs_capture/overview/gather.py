@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hs_capture.errors import HsCaptureError
+from hs_capture.errors import FormatError, HsCaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,8 @@ class Overview:
     """All of it. Arrays have an element a capture; times are Unix seconds, sizes bytes.
 
     `reasons` counts incomplete captures. `states` comes from `sampled` complete captures;
-    `unreadable` says why others could not be taken.
+    `unreadable` says why others could not be taken, of which `damaged` are damaged and not just
+    gone.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class Overview:
     sampled: int
     states: tuple[StateNumbers, ...]
     unreadable: tuple[str, ...]
+    damaged: int
 
     @property
     def complete(self) -> int:
@@ -64,18 +66,21 @@ class Overview:
 
 
 def gather(store: CaptureStore, sample: int) -> Overview:
-    """Look at the index, and at the states of `sample` complete captures spread over the store."""
+    """Look at the index, and at `sample` complete captures spread over the store: their token ids
+    and states are read."""
     entries = list(store.entries())
     complete = [position for position, entry in enumerate(entries) if entry.complete]
     chosen = np.unique(np.linspace(0, len(complete) - 1, min(sample, len(complete))).astype(int))
     collected: dict[str, _Collected] = {}
     unreadable = []
+    damaged = 0
     for place in chosen:
         capture = store.at(complete[place])
         try:
             _collect(capture, collected)
         except (HsCaptureError, OSError) as error:
             unreadable.append(str(error))
+            damaged += isinstance(error, FormatError)
     return Overview(
         path=store.path,
         runs=store.runs,
@@ -87,6 +92,7 @@ def gather(store: CaptureStore, sample: int) -> Overview:
         sampled=len(chosen) - len(unreadable),
         states=tuple(kind.numbers(name) for name, kind in collected.items()),
         unreadable=tuple(unreadable),
+        damaged=damaged,
     )
 
 
@@ -117,6 +123,8 @@ class _Collected:
 def _collect(capture: Capture, collected: dict[str, _Collected]) -> None:
     # All is read before any is added, or a damaged capture would count in half of the numbers.
     with capture.held_open():
+        # No number comes from the ids, but their damage would make the states worthless.
+        _ = capture.input_ids
         layers: Sequence[int] = capture.layer_ids
         kinds = {}
         if layers:

@@ -13,6 +13,7 @@ import pytest
 from capture_files import RUN, states, write_capture
 from hs_capture import open_store
 from hs_capture.cli import main
+from hs_capture.format.container import ContainerReader
 from hs_capture.overview.gather import gather
 from hs_capture.overview.page import to_html
 from hs_capture.overview.table import to_text
@@ -75,6 +76,31 @@ def test_a_sample_is_spread_over_the_store(store: Path) -> None:
     overview = gather(open_store(store), 3)
     assert overview.sampled == 1
     assert len(overview.unreadable) == 2
+
+
+def test_one_wrong_byte_in_token_ids_is_damage(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A capture whose file is gone was taken away, which is none."""
+    arguments = ["inspect", "--store", str(store)]
+    assert main(arguments) == 0
+    capsys.readouterr()
+    path = open_store(store)["r1"].path
+    with ContainerReader(path) as reader:
+        offset = reader.streams["input_ids"].blocks[0].offset
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+    assert main(arguments) == 2
+    unreadable = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("unreadable")
+    ]
+    assert len(unreadable) == 1
+    assert unreadable[0].startswith(f"unreadable   {path}: stream 'input_ids'")
+    opened = open_store(store)
+    path.unlink()
+    overview = gather(opened, 10)
+    assert (overview.sampled, len(overview.unreadable), overview.damaged) == (3, 1, 0)
 
 
 def test_the_table_says_it_in_words(store: Path) -> None:
