@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from hs_capture.counted import count_text
 from hs_capture.errors import FormatError, NotCapturedError, StoreNotFoundError
 from hs_capture.format.catalog import find_catalogs
 from hs_capture.format.codec import dtype_of
@@ -101,7 +102,10 @@ class CaptureStore:
         return catalog, catalog.entries[position - self._ends[number] + len(catalog.entries)]
 
     def __repr__(self) -> str:
-        return f"CaptureStore({str(self.path)!r}, {len(self)} captures, {len(self.runs)} runs)"
+        return (
+            f"CaptureStore({str(self.path)!r}, "
+            f"{count_text(len(self), 'capture')}, {count_text(len(self.runs), 'run')})"
+        )
 
     def rids(self) -> list[str]:
         """Every rid once, in the order in which each first came."""
@@ -117,9 +121,10 @@ class CaptureStore:
         Where generated tokens were captured too, the ids may be those of prompt and answer as well.
         For requests whose rid is not known: SGLang gives the prompt of a request with several
         answers (``n``) a rid of its own. Only the token ids of captures of this length are read.
-        Nothing found is an empty list; a capture whose file is gone is passed over.
+        Nothing found is an empty list; a capture whose file is gone is passed over. Raises
+        `TypeError` for what is no sequence of whole numbers.
         """
-        wanted = np.asarray(input_ids, dtype=np.int64)
+        wanted = _token_ids(input_ids)
         return [
             capture
             for capture in self
@@ -140,6 +145,21 @@ class CaptureStore:
             return self._by_rid[rid]
         except KeyError:
             raise NotCapturedError(f"{self.path}: no capture of rid {rid!r}") from None
+
+
+def _token_ids(given: Sequence[int] | torch.Tensor) -> NDArray[np.int64]:
+    found: NDArray[Any] | None
+    try:
+        found = np.asarray(given)
+    except ValueError:
+        # Lists of unequal lengths.
+        found = None
+    if found is None or found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise TypeError(
+            f"input_ids is a {type(given).__name__}: expected token ids, a sequence or a tensor of "
+            "whole numbers, as in capture.input_ids; a capture is found by its rid as store[rid]"
+        )
+    return found.astype(np.int64)
 
 
 def _capture(catalog: Catalog, entry: IndexEntry) -> Capture:
@@ -173,7 +193,7 @@ class Capture:
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else f"incomplete: {self.incomplete_reason}"
-        return f"Capture({self.rid!r}, {self.num_tokens} tokens, {state})"
+        return f"Capture({self.rid!r}, {count_text(self.num_tokens, 'token')}, {state})"
 
     @property
     def path(self) -> Path:
@@ -264,7 +284,8 @@ class Capture:
 
         K follows `layers`, by default `layer_ids`. Only the blocks that hold these rows of these
         layers are decoded. Raises `NotCapturedError` for a layer or a row that was not captured,
-        `IndexError` for a pair of rows beyond the end, `ValueError` for a slice with a step.
+        `IndexError` for a pair of rows beyond the end, `ValueError` for a slice with a step,
+        `TypeError` for `rows` of another type.
         """
         metadata = self._described[1]
         chosen = tuple(metadata.layer_ids if layers is None else layers)
@@ -384,7 +405,13 @@ def _bounds(rows: Rows, length: int) -> tuple[int, int]:
         if step != 1:
             raise ValueError(f"rows {rows}: a step is not supported")
         return start, max(start, stop)
-    start, stop = map(operator.index, rows)
+    try:
+        start, stop = map(operator.index, rows)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"rows is {rows!r}: expected None for all, a slice, or a (start, stop) pair of whole "
+            "numbers"
+        ) from None
     if not 0 <= start <= stop <= length:
         raise IndexError(f"rows [{start}, {stop}) are not within the {length} tokens")
     return start, stop

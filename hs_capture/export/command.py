@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hs_capture import arguments
+from hs_capture.counted import count_text
 
 if TYPE_CHECKING:
     from hs_capture.export.plan import Plan
@@ -110,7 +111,8 @@ def _summary(plan: Plan, outcome: Outcome) -> list[str]:
     sidecar = plan.sidecar
     lines = [
         (
-            f"{plan.format.trainer}: {outcome.written} samples written ({outcome.tokens:,} tokens, "
+            f"{plan.format.trainer}: {count_text(outcome.written, 'sample')} written "
+            f"({count_text(outcome.tokens, 'token')}, "
             f"{outcome.bytes / 2**20:,.1f} MiB), {outcome.kept} already there"
         ),
         (

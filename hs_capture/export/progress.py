@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from hs_capture.counted import count_text
 from hs_capture.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Progress:
 
 
 def _text(outcome: Outcome, seconds: float) -> str:
-    parts = [f"{outcome.done:,} of {outcome.total:,} samples"]
+    parts = [f"{outcome.done:,} of {count_text(outcome.total, 'sample')}"]
     if outcome.written and seconds > 0:
         parts.append(f"{outcome.tokens / seconds:,.0f} tokens/s")
         parts.append(f"{outcome.bytes / 2**30:.2f} GiB written")

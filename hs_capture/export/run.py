@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, HsCaptureError
 from hs_capture.export.jobs import Rows
 from hs_capture.export.ledger import Exported, Ledger
@@ -85,6 +86,8 @@ def run(
 
 
 def _prepare(plan: Plan, output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"--output {output} is a file: give a folder, or a new name for one")
     output.mkdir(parents=True, exist_ok=True)
     try:
         there = Sidecar.read(output / SIDECAR_FILE)
@@ -113,8 +116,9 @@ def _require_known(plan: Plan, ledger: Ledger) -> None:
         if not is_there(os.path.join(root, line.source))
     ]
     if gone:
+        what, whats = "sample whose capture is", "samples whose captures are"
         raise ConfigError(
-            f"{ledger.output}: it holds {len(gone)} samples whose captures are no longer in "
+            f"{ledger.output}: it holds {count_text(len(gone), what, whats)} no longer in "
             f"{root}, such as rid {gone[0].rid!r}; export to another folder"
         )
 

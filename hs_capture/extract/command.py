@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_capture import arguments
+from hs_capture.counted import count_text
 from hs_capture.extract.failure import FAILED, INTERRUPTED, REFUSED, explain, told
 from hs_capture.extract.sizes import duration, human
 
@@ -152,8 +153,10 @@ def _run(parsed: argparse.Namespace) -> int:
 
 def _words(summary: Summary, output: Path) -> str:
     ratio = summary.raw_bytes / summary.stored_bytes if summary.stored_bytes else 1.0
+    verb = "is" if summary.captured == 1 else "are"
     return (
-        f"{summary.captured:,} of {summary.samples:,} samples are in {output}: "
-        f"{summary.tokens:,} tokens, {human(summary.stored_bytes)} (ratio {ratio:.2f}), "
-        f"{summary.failed:,} failed, {duration(summary.seconds)} in {summary.sessions} sessions"
+        f"{summary.captured:,} of {count_text(summary.samples, 'sample')} {verb} in {output}: "
+        f"{count_text(summary.tokens, 'token')}, {human(summary.stored_bytes)} "
+        f"(ratio {ratio:.2f}), {summary.failed:,} failed, {duration(summary.seconds)} in "
+        f"{count_text(summary.sessions, 'session')}"
     )

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
-from hs_capture.extract.output import OutputRun, Staged, remove_sources
+from hs_capture.extract.output import OutputRun, Staged, refuse_file, remove_sources
 from hs_capture.format.catalog import RUN_FILE, SUFFIX
 from hs_capture.format.links import all_linked
 
@@ -56,13 +56,14 @@ class Drain:
         """`source` is a dump directory or one run in it; `output` is created when it is missing.
 
         `say` is told of each capture that has to stay, once. Raises `ConfigError` when one of the
-        two directories lies in the other.
+        two directories lies in the other, or the output is a file.
         """
         self.source, self.output = source, output
         self.moved = Moved()
         self._say = say
         self._runs: dict[Path, OutputRun] = {}
         self._workers = workers
+        refuse_file(output)
         refuse_nesting(source, output)
 
     def drain(self, goes_on: Callable[[], bool] = lambda: True) -> int:

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from hs_capture import arguments
+from hs_capture.counted import count_text
 from hs_capture.extract.command import add_input_arguments
 from hs_capture.extract.failure import FAILED, told
 from hs_capture.extract.sizes import duration, human
@@ -85,6 +86,7 @@ def _run(parsed: argparse.Namespace) -> int:
         states = parsed.layers + _FINAL_STATES[parsed.final]
         drain = parsed.drain_gb_per_second and parsed.drain_gb_per_second * 1e9
         found = estimate(amount, shape, states, parsed.concurrency, parsed.tokens_per_second, drain)
+    requests = count_text(parsed.concurrency, "request")
     lines = [
         ("samples", f"{amount.samples:,}"),
         ("bad rows", f"{amount.bad:,}"),
@@ -92,7 +94,10 @@ def _run(parsed: argparse.Namespace) -> int:
         ("states", f"{states} of {shape.hidden_size} x {shape.dtype} a token"),
         ("raw", human(found.raw_bytes)),
         ("stored", f"{human(found.stored_bytes)} expected"),
-        ("in flight", f"{human(found.in_flight_bytes)} at {parsed.concurrency} requests"),
+        (
+            "in flight",
+            f"{human(found.in_flight_bytes)} at {requests}",
+        ),
         ("dump directory", f"{human(found.tmpfs_bytes)} for the server never to wait"),
     ]
     if found.seconds is not None:

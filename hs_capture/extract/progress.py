@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from hs_capture.counted import count_text
 from hs_capture.extract.ledger import Totals
 from hs_capture.extract.sizes import duration, human
 from hs_capture.progress import ProgressLine
@@ -39,7 +40,7 @@ class Progress:
         done = totals.captured - before.captured
         tokens = (totals.tokens - before.tokens) / seconds
         parts = [
-            f"{totals.captured:,} of {self._samples:,} samples",
+            f"{totals.captured:,} of {count_text(self._samples, 'sample')}",
             f"{tokens:,.0f} tokens/s",
             f"{human(totals.stored_bytes)} written",
         ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
 from hs_capture.extract.arrivals import Arrival, Arrivals
 from hs_capture.extract.client import Client, RefusedError, ServerError, ServerGoneError
@@ -145,7 +146,8 @@ def _require_writer(dump_dir: Path, server: str) -> None:
     now = time.time()
     if any(s.state == "serving" and now - s.heartbeat < SILENCE_SECONDS for s in statuses):
         return
-    found = "no run" if not statuses else f"{len(statuses)} runs, none of which is live"
+    one, many = "run, which is not live", "runs, none of which is live"
+    found = count_text(len(statuses), one, many) if statuses else "no run"
     raise ConfigError(
         f"no server captures into {dump_dir} (found {found}), so {server} runs without hs-capture, "
         "with another SGLANG_HS_DUMP_DIR, or on another host; run 'hs-capture verify' where it runs"

@@ -20,6 +20,7 @@ from hs_capture.extract.drain import refuse_nesting
 from hs_capture.extract.extraction import Effort, Extraction
 from hs_capture.extract.failures import Failures
 from hs_capture.extract.ledger import Ledger
+from hs_capture.extract.output import refuse_file
 from hs_capture.extract.plan import (
     EXTRACT_FILE,
     Input,
@@ -62,6 +63,7 @@ class Session:
             ChatTokenizer(tokenizer, trust_remote_code=trust_remote_code) if tokenizer else None
         )
         self._shard, self._servers, self._output, self._effort = shard, servers, output, effort
+        refuse_file(output)
         for _, dump_dir in servers:
             refuse_nesting(dump_dir, output)
 

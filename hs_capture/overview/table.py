@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hs_capture.counted import count_text
+
 if TYPE_CHECKING:
     from hs_capture.overview.gather import Overview
 
@@ -37,7 +39,10 @@ def to_text(overview: Overview) -> str:
     """The whole table."""
     lines = [f"{name:<13}{value}" for name, value in facts(overview)]
     if overview.states:
-        lines += ["", f"states of {overview.sampled} captures: L2 norm a row, largest channels"]
+        lines += [
+            "",
+            f"states of {count_text(overview.sampled, 'capture')}: L2 norm a row, largest channels",
+        ]
         lines.append(f"{'':<17}{'least':>10}{'median':>10}{'most':>10}  channel: mean magnitude")
     for kind in overview.states:
         least, _, middle, _, most = kind.norms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -177,6 +178,13 @@ def test_a_step_is_refused(dump: Path) -> None:
         capture(dump).aux_hidden_states(slice(0, 10, 2))
 
 
+@pytest.mark.parametrize("rows", [5, "12", (1, 2, 3), (1,), (0.0, 2.0), [None, 2]])
+def test_rows_of_another_type_are_refused_in_words(dump: Path, rows: Any) -> None:
+    expected = f"rows is {rows!r}: expected None for all, a slice, or a (start, stop) pair"
+    with pytest.raises(TypeError, match=f"^{re.escape(expected)}"):
+        capture(dump).aux_hidden_states(rows)
+
+
 # The two final states.
 
 
@@ -314,6 +322,25 @@ def test_a_prompt_is_found_by_its_token_ids(dump: Path) -> None:
     assert store.find(ids[:-1]) == store.find([]) == []
     store["r"].path.unlink()
     assert [c.rid for c in store.find(ids)] == ["again"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ("hello", "str"),
+        (["a"], "list"),
+        ([0.5, 1.5], "list"),
+        ([[1, 2], [3]], "list"),
+        ([[1, 2]], "list"),
+        (7, "int"),
+        (None, "NoneType"),
+        (torch.tensor([0.5]), "Tensor"),
+    ],
+)
+def test_only_token_ids_find_a_prompt(dump: Path, given: Any, kind: str) -> None:
+    capture(dump)
+    with pytest.raises(TypeError, match=f"^input_ids is a {kind}: expected token ids, a sequence"):
+        open_store(dump).find(given)
 
 
 def test_a_conversation_is_found_by_its_prompt_and_as_a_whole(dump: Path) -> None:

@@ -51,6 +51,24 @@ def test_a_refusal_is_one_line_and_ends_with_2(
     assert "no captures at" in capsys.readouterr().err
 
 
+def test_one_sample_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = write_store(tmp_path / "store", (1,))
+    assert run(store, tmp_path / "out", "--format", "modelopt") == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("ModelOpt: 1 sample written (1 token, ")
+    assert "1 of 1 sample," in said.err
+
+
+def test_an_output_that_is_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "file"
+    output.touch()
+    assert run(write_store(tmp_path / "store"), output, "--format", "modelopt") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"hs-capture export: --output {output} is a file: give a folder")
+
+
 def test_wrong_usage_ends_with_4(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         run(tmp_path, tmp_path, "--format", "specforge", "--layers", "1,x")

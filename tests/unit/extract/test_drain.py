@@ -298,6 +298,15 @@ def test_directories_that_lie_in_each_other_are_refused(tmp_path: Path, inner: s
         Drain(tmp_path, tmp_path / inner)
 
 
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "dump")
+    output = tmp_path / "file"
+    output.write_text("mine")
+    with pytest.raises(ConfigError, match=f"^--output {output} is a file: give a directory"):
+        Drain(tmp_path / "dump", output)
+    assert output.read_text() == "mine"
+
+
 def test_two_at_a_time_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also when one of them was given the run, and the other the directory around it."""
     run = write_run(tmp_path / "dump")

@@ -22,6 +22,7 @@ from capture_files import norm_weight
 from capture_server import HIDDEN, ROW_BYTES, SECONDS, CaptureServer, assert_complete
 from hs_capture import ConfigError, open_store
 from hs_capture.capture.batch import Request
+from hs_capture.cli import main
 from hs_capture.extract.client import ServerGoneError
 from hs_capture.extract.extraction import Effort
 from hs_capture.extract.plan import EXTRACT_FILE, Summary
@@ -307,6 +308,29 @@ def test_an_output_without_a_sample_is_bound_to_no_input(tmp_path: Path) -> None
         (tmp_path / "000000001.hsc").rename(output / "run-a" / "000000001.hsc")
         with pytest.raises(ConfigError, match="belongs to another input"):
             extract(tmp_path, (stub, dump))
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    write_input(tmp_path, 1)
+    (tmp_path / "dump").mkdir()
+    output = tmp_path / "out"
+    output.write_text("mine")
+    with pytest.raises(ConfigError, match=f"^--output {output} is a file: give a directory"):
+        Session(tmp_path / "in.jsonl", None, (0, 1), [], output, ONE_BY_ONE)
+    assert output.read_text() == "mine"
+
+
+def test_one_sample_in_one_session_is_told_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_input(tmp_path, 1)
+    dump, output = tmp_path / "dump", tmp_path / "out"
+    with serving(dump, run_id="run-a") as stub:
+        places = ["--server", stub.url, "--dump-dir", str(dump), "--output", str(output)]
+        assert main(["extract", "--input", str(tmp_path / "in.jsonl"), *places]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"1 of 1 sample is in {output}: 2 tokens, ")
+    assert re.search(r", 0 failed, 0:0\d in 1 session\n$", said)
 
 
 def test_a_server_that_stays_away_is_told_in_words(tmp_path: Path) -> None:
