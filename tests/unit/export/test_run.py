@@ -199,9 +199,7 @@ def test_samples_whose_captures_are_gone_stop_the_next_run(tmp_path: Path) -> No
     export(store, output)
     before = tree(output)
     open_store(store)["r2"].path.unlink()
-    with pytest.raises(
-        ConfigError, match=r"holds 1 sample whose capture is no longer in .*'r2'"
-    ):
+    with pytest.raises(ConfigError, match=r"holds 1 sample whose capture is no longer in .*'r2'"):
         export(store, output)
     assert tree(output).keys() == before.keys()
 

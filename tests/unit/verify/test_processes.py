@@ -359,12 +359,19 @@ def test_a_server_that_is_process_1_of_a_container_is_warned_of(dump: Path) -> N
 def test_an_init_that_ends_with_the_server_is_warned_of(dump: Path, tmp_path: Path) -> None:
     """As `docker run --init` starts one. A shell that stays is fine."""
     init = tmp_path / "tini"
-    init.symlink_to(sys.executable)
-    server = [sys.executable, "-c", STARTS_VERIFY, "sglang.launch_server", str(dump)]
-    starts = f"import subprocess, sys; sys.exit(subprocess.run({server!r}).returncode)"
-    leaves = _first_of_a_container([str(init), "-c", starts])
+    init.symlink_to(Path(sys.executable).resolve())
+    server = [sys.executable, "-c", "import time; time.sleep(300)", "sglang.launch_server"]
+    verify = [sys.executable, "-m", "hs_capture.verify", "--dump-dir", str(dump)]
+    # In a file, for a command line with the server's in it would be taken for the server.
+    starts = tmp_path / "start.py"
+    starts.write_text(
+        f"import subprocess, sys; server = subprocess.Popen({server!r}); "
+        f"code = subprocess.run({verify!r}).returncode; server.kill(); server.wait(); "
+        "sys.exit(code)"
+    )
+    leaves = _first_of_a_container([str(init), str(starts)])
     assert "process 1 of this container is tini, which ends when SGLang has" in leaves
-    stays = _first_of_a_container([sys.executable, "-c", starts])
+    stays = _first_of_a_container([sys.executable, str(starts)])
     assert "process 1" not in stays
 
 
