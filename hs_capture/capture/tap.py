@@ -126,13 +126,14 @@ class Tap:
         self._copier.protect()
 
     def lose(self, batch: Batch, reason: str) -> None:
-        """Record that the wanted rows of `batch` will never come, without holding the server up."""
+        """Record that the wanted rows of `batch` will never come."""
+        self._begin_waiting()
         draft = Draft()
         for rows in self._unfinished(batch):
             draft = self._open_in(draft, rows.request, ())
             draft.lost.append(Lost(rows.request.key, rows.start, rows.stop, reason))
             self._close_in(draft, rows)
-        self._send(draft, (), waits=False)
+        self._send(draft, ())
 
     def finish(self, request: Request, generated: Sequence[int], reason: str | None) -> None:
         """Say that a request has ended, and which tokens it has `generated`.
@@ -204,7 +205,7 @@ class Tap:
         lineage = self.lineage.get(request.key) if tensors else None
         needed = request.input_ids.nbytes + (0 if lineage is None else lineage.nbytes)
         if self._room(draft) * self._row_bytes < needed:
-            draft = self._send(draft, tensors, waits=bool(tensors))
+            draft = self._send(draft, tensors)
             if self._room(draft) * self._row_bytes < needed:
                 # The ring is small. The capture is incomplete, as it would be without lineage.
                 lineage = None

@@ -163,18 +163,19 @@ SGLANG_HEALTH_CHECK_TIMEOUT)."""
 def require_patience(server_args: Any, seconds: float) -> tuple[str, ...]:
     """Check that a forward pass may be held up for `seconds`; return notes for run.json.
 
-    SGLang's watchdog ends a server whose passes do not go on for ``--watchdog-timeout``. Half of
-    it is left for the pass itself. A health check may meet the end of a pass that is held up, the
+    SGLang's watchdog ends a server whose passes do not go on for ``--watchdog-timeout``. A third of
+    it is for rows that are taken, a third for word of others that are lost, and one is left for
+    the pass itself. A health check may meet the end of a pass that is held up, the
     next one, and the one after it, which is launched before the answer is sent.
 
     Raises:
         ConfigError: it may not.
     """
     allowed = getattr(server_args, "watchdog_timeout", None)
-    if allowed is not None and seconds > allowed / 2:
+    if allowed is not None and seconds > allowed / 3:
         raise ConfigError(
             f"{BLOCK_TIMEOUT}={seconds:g}: SGLang's watchdog would end a server that is held up "
-            f"for so long; set at most half of --watchdog-timeout, which is {allowed:g} seconds"
+            f"for so long; set at most a third of --watchdog-timeout, which is {allowed:g} seconds"
         )
     note = (
         f"{BLOCK_TIMEOUT}={seconds:g}: while the ring is full SGLang's /health may fail, which "

@@ -107,7 +107,7 @@ def test_unwritable_file_system_is_refused(
         ("SGLANG_HS_LAYERS", "eagle3:2,9", "layer 8 does not exist"),
         ("SGLANG_HS_FINAL", "prenorm", "pre_norm, post_norm, both or none"),
         ("SGLANG_HS_LAYER", "1", "did you mean SGLANG_HS_LAYERS?"),
-        ("SGLANG_HS_BLOCK_TIMEOUT", "200", "at most half of --watchdog-timeout, which is 300 "),
+        ("SGLANG_HS_BLOCK_TIMEOUT", "200", "at most a third of --watchdog-timeout, which is 300 "),
     ],
 )
 def test_wrong_setting_is_refused(

@@ -43,7 +43,7 @@ def _config(model: Path, dump_dir: Path, **settings: str) -> ServerConfig:
             **settings,
         },
         chunk=64,
-        arguments=("--watchdog-timeout", str(2 * HELD_UP)),
+        arguments=("--watchdog-timeout", str(3 * HELD_UP)),
     )
 
 
