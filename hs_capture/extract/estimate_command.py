@@ -94,10 +94,7 @@ def _run(parsed: argparse.Namespace) -> int:
         ("states", f"{states} of {shape.hidden_size} x {shape.dtype} a token"),
         ("raw", human(found.raw_bytes)),
         ("stored", f"{human(found.stored_bytes)} expected"),
-        (
-            "in flight",
-            f"{human(found.in_flight_bytes)} at {requests}",
-        ),
+        ("in flight", f"{human(found.in_flight_bytes)} at {requests}"),
         ("dump directory", f"{human(found.tmpfs_bytes)} for the server never to wait"),
     ]
     if found.seconds is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+from hs_capture.counted import count_text
 from hs_capture.settings import RIDS
 from hs_capture.verify.processes import Server, name_of_first_process, started_at
-from hs_capture.verify.report import Check, age_text, count_text, size_text
+from hs_capture.verify.report import Check, age_text, size_text
 from hs_capture.verify.runs import Evidence, Run
 
 INITS_THAT_LEAVE = frozenset({"tini", "docker-init", "dumb-init", "catatonit"})

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hs_capture.counted import count_text
 from hs_capture.soundness import Examined, examine, newest_files
-from hs_capture.verify.report import Check, count_text, size_text
+from hs_capture.verify.report import Check, size_text
 from hs_capture.verify.runs import Run
 
 REPLACE = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hs_capture.verify.report import Check, count_text, size_text
+from hs_capture.counted import count_text
+from hs_capture.verify.report import Check, size_text
 from hs_capture.verify.runs import Run
 
 HELD_UP_HINT = "more SGLANG_HS_WORKERS, a larger SGLANG_HS_BUFFER, or a faster drain"

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
+from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
 from hs_capture.store import Capture, FinalState, open_store
 from hs_capture.tensors import to_tensor
 from hs_capture.verify.claims import Finding, OtherPromptError, claims_of, findings
 from hs_capture.verify.evidence import AnswerMissingError, Witness
-from hs_capture.verify.report import Check, Proof, count_text
+from hs_capture.verify.report import Check, Proof
 
 if TYPE_CHECKING:
     from hs_capture.format.run import RunInfo

@@ -105,8 +105,3 @@ def age_text(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit} {when}"
     return f"{seconds:.0f} s {when}"
-
-
-def count_text(count: int, one: str, many: str | None = None) -> str:
-    """A number with its noun: "1 capture", "2 captures"."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

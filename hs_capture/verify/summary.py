@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hs_capture.counted import count_text
 from hs_capture.verify.examination import Examination
-from hs_capture.verify.report import Verdict, count_text
+from hs_capture.verify.report import Verdict
 from hs_capture.verify.runs import Evidence
 
 

@@ -19,7 +19,7 @@ from hs_capture.writer.process import Writer
 NICENESS = 5
 SWITCH_SECONDS = 0.0003
 """How long a thread may keep Python's lock from others that wait for it. In Python's own 5 ms a
-thread compresses several blocks; on 16 cores the writer is an eighth faster with this."""
+thread compresses several blocks: see docs/performance.md for what that costs."""
 
 
 def main() -> None:
