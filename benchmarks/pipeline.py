@@ -37,7 +37,8 @@ from safetensors.torch import save_file
 from hs_capture.capture.batch import Request, batch_of
 from hs_capture.capture.copier import HostCopier
 from hs_capture.capture.launcher import WriterLauncher
-from hs_capture.capture.tap import Overload, Tap
+from hs_capture.capture.sender import Overload
+from hs_capture.capture.tap import Tap
 from hs_capture.format.codec import encode, rows_per_block
 from hs_capture.ring.consumer import Consumer
 from hs_capture.ring.message import StreamSpec

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hs_capture.capture.copier import HostCopier
 from hs_capture.capture.launcher import WriterLauncher
-from hs_capture.capture.tap import Overload, Tap
+from hs_capture.capture.sender import Overload
+from hs_capture.capture.tap import Tap
 from hs_capture.ring.message import StreamSpec
 from hs_capture.ring.producer import Producer
 from hs_capture.writer.config import WriterConfig

@@ -24,7 +24,8 @@ from hs_capture import Capture, CaptureStore, open_store
 from hs_capture.capture.batch import Batch, Request, Rows, batch_of
 from hs_capture.capture.copier import HostCopier, split_planes
 from hs_capture.capture.launcher import WriterLauncher
-from hs_capture.capture.tap import Overload, Tap
+from hs_capture.capture.sender import Overload
+from hs_capture.capture.tap import Tap
 from hs_capture.format.index import IndexEntry, read_index
 from hs_capture.format.metadata import CaptureMetadata, layer_stream
 from hs_capture.format.run import Status

@@ -16,7 +16,8 @@ import hs_capture
 from hs_capture.capture.batch import Batch
 from hs_capture.capture.copier import Copier, DeviceCopier, HostCopier
 from hs_capture.capture.launcher import WriterLauncher
-from hs_capture.capture.tap import Overload, Tap
+from hs_capture.capture.sender import Overload
+from hs_capture.capture.tap import Tap
 from hs_capture.dump_dir import DumpDir
 from hs_capture.errors import HsCaptureError
 from hs_capture.format.metadata import layer_stream

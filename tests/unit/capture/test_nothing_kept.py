@@ -15,10 +15,11 @@ from hs_capture.capture.batch import Request, batch_of
 
 
 def _kept(server: CaptureServer) -> dict[str, int]:
-    """The size of everything that the tap collects, where it is not empty."""
+    """The size of everything that tap and sender collect, where it is not empty."""
+    sender = server.tap._sender
     collections = {
         name: value
-        for name, value in (vars(server.tap) | vars(server.tap._owed)).items()
+        for name, value in (vars(server.tap) | vars(sender) | vars(sender._owed)).items()
         if isinstance(value, dict | set | deque)
     }
     assert len(collections) >= 4

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from capture_server import CaptureServer, assert_complete, assert_incomplete, prompt, wait_until
+from hs_capture.capture import sender as sender_module
 from hs_capture.capture import tally as tally_module
-from hs_capture.capture import tap as tap_module
 from hs_capture.capture.batch import Request, batch_of
 from hs_capture.capture.copier import HostCopier
 from hs_capture.capture.launcher import WriterLauncher
-from hs_capture.capture.tap import Overload, Tap
+from hs_capture.capture.sender import Overload
+from hs_capture.capture.tap import Tap
 from hs_capture.ring.consumer import Consumer, Entry
 from hs_capture.ring.message import StreamSpec
 from hs_capture.ring.producer import Producer
@@ -193,7 +194,7 @@ def test_a_pass_of_many_entries_waits_no_longer_than_one_of_one(
     copier, overload = HostCopier(producer), Overload(True, 1.0)
     tap = Tap(producer, launcher, streams, copier, overload, longest_prompt=8000)
     writer = SlowWriter(Consumer(producer.descriptor), 0.4)
-    for module in (tap_module, tally_module):
+    for module in (sender_module, tally_module):
         monkeypatch.setattr(module, "time", writer)
 
     def one_pass(key: int, rows: int) -> None:

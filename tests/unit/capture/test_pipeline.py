@@ -26,7 +26,8 @@ from hs_capture.capture import tap as tap_module
 from hs_capture.capture.batch import batch_of
 from hs_capture.capture.copier import HostCopier
 from hs_capture.capture.launcher import WriterLauncher
-from hs_capture.capture.tap import Overload, Tap
+from hs_capture.capture.sender import Overload
+from hs_capture.capture.tap import Tap
 from hs_capture.ring.producer import Producer
 
 
