@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hs_capture.errors import FormatError
+from hs_capture.ring.fence import Fence
 from hs_capture.ring.layout import (
     ENTRY_HEADER,
     MAGIC,
@@ -46,6 +47,8 @@ class Consumer:
         self._next = self.region.header[Word.TAIL]
         self._held: deque[Entry] = deque()
         self._lock = threading.Lock()
+        self._fence = Fence()
+        self._release_fence = Fence()
         self.waiting = False
         """Whether the next entry is published, but its payload is not in place yet."""
 
@@ -57,15 +60,16 @@ class Consumer:
         """
         self.waiting = False
         while self._next < self.region.header[Word.HEAD]:
-            # The counterpart of the producer's fence: the entry is read after the head.
-            with self._lock:
-                pass
+            # The entry is read after the head, the counterpart of what the producer does.
+            self._fence.order()
             offset = self._next % self.region.capacity
             words = self.region.words(offset)
             length, message_length = words[EntryWord.LENGTH], words[EntryWord.MESSAGE]
             if in_place and not words[EntryWord.READY]:
                 self.waiting = True
                 return
+            # And what a device copied is read after the word that says so.
+            self._fence.order()
             self._next += length
             if message_length == 0:
                 self._hold(Entry(Message(), memoryview(b""), self._next, users=0))
@@ -111,4 +115,6 @@ class Consumer:
 
     def _give_back(self) -> None:
         while self._held and self._held[0].users == 0:
+            # Whoever sees the new tail may write where the entry was: all of it was read by now.
+            self._release_fence.order()
             self.region.header[Word.TAIL] = self._held.popleft().end

@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass
 
 from hs_capture.errors import ConfigError
+from hs_capture.ring.fence import Fence
 from hs_capture.ring.layout import MAGIC, PAGE, PLACES, EntryShape, EntryWord, Region, Word, align
 
 
@@ -46,7 +47,7 @@ class Producer:
         self.region.header[Word.MAGIC] = MAGIC
         self.region.header[Word.CAPACITY] = capacity
         self._head = 0
-        self._fence = threading.Lock()
+        self._fence = Fence()
         self._counting = threading.Lock()
 
     @property
@@ -121,8 +122,6 @@ class Producer:
 
     def _advance(self, length: int) -> None:
         self._head += length
-        # Taking a lock orders the entry's bytes before the new head on processors that may
-        # otherwise make them visible in another order (aarch64).
-        with self._fence:
-            pass
+        # Whoever sees the new head sees the entry's bytes.
+        self._fence.order()
         self.region.header[Word.HEAD] = self._head
