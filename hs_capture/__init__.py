@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hs_capture.captured_request import Capture
     from hs_capture.dataset import HiddenStatesDataset
     from hs_capture.errors import (
         ConfigError,
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
         NotCapturedError,
         StoreNotFoundError,
     )
-    from hs_capture.store import Capture, CaptureStore, open_store
+    from hs_capture.store import CaptureStore, open_store
     from hs_capture.streaming import stream
 
 __version__ = "0.1.0"
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Capture": "hs_capture.store",
+    "Capture": "hs_capture.captured_request",
     "CaptureStore": "hs_capture.store",
     "ConfigError": "hs_capture.errors",
     "FormatError": "hs_capture.errors",

@@ -11,18 +11,20 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from hs_capture.captured_request import Capture
 from hs_capture.errors import ConfigError, FormatError
 from hs_capture.format.catalog import describe
 from hs_capture.format.links import with_rows_of
 from hs_capture.packed import PackedRuns, PackedSources, PackedStrings
 from hs_capture.samples import Sample, default_mask
 from hs_capture.selection import select
-from hs_capture.store import Capture, open_store
+from hs_capture.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hs_capture.store import CaptureStore, FinalState
+    from hs_capture.captured_request import FinalState
+    from hs_capture.store import CaptureStore
 
 
 class Item(TypedDict):

@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from hs_capture.captured_request import Capture
 from hs_capture.format.catalog import RUN_FILE, is_there
 from hs_capture.format.index import IndexEntry
 from hs_capture.format.links import Sources
 from hs_capture.format.run import RunInfo
 from hs_capture.format.tail import IndexTail
-from hs_capture.store import Capture
 
 HOLD_SECONDS = 60.0
 """So long a capture waits for one that it has rows of, which the server may publish after it."""

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hs_capture.captured_request import Capture
 from hs_capture.errors import StoreNotFoundError
 from hs_capture.followed_run import FollowedRun
 from hs_capture.format.catalog import RUN_FILE
 from hs_capture.format.index import IndexEntry
-from hs_capture.store import Capture
 
 
 def stream(

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from hs_capture.captured_request import Capture, FinalState
     from hs_capture.export.sample import TrainingSample
     from hs_capture.samples import Sample
-    from hs_capture.store import Capture, FinalState
 
 _PER_FOLDER = 2000
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from hs_capture.export.formats import Row
 
 if TYPE_CHECKING:
+    from hs_capture.captured_request import Capture
     from hs_capture.samples import Sample
     from hs_capture.selection import Selection
-    from hs_capture.store import Capture, CaptureStore
+    from hs_capture.store import CaptureStore
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from hs_capture.store import Capture, CaptureStore, FinalState
+    from hs_capture.captured_request import Capture, FinalState
+    from hs_capture.store import CaptureStore
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from hs_capture.errors import FormatError
 from hs_capture.samples import default_mask
 
 if TYPE_CHECKING:
+    from hs_capture.captured_request import Capture, FinalState
     from hs_capture.samples import Sample
-    from hs_capture.store import Capture, FinalState
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hs_capture.format.run import LAYER_CONVENTION
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hs_capture.store import Capture, FinalState
+    from hs_capture.captured_request import Capture, FinalState
 
 SIDECAR_FILE = "export.json"
 

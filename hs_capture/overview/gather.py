@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from hs_capture.captured_request import Capture
     from hs_capture.format.run import RunInfo
-    from hs_capture.store import Capture, CaptureStore
+    from hs_capture.store import CaptureStore
 
 CHANNELS = 8
 """How many of the largest channels are named."""

@@ -14,8 +14,8 @@ from hs_capture.verify.head import score
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hs_capture.captured_request import Capture, FinalState
     from hs_capture.extract.answer import Answer
-    from hs_capture.store import Capture, FinalState
     from hs_capture.verify.checkpoint import Checkpoint
 
 _OWN_STEPS = 3

@@ -16,7 +16,7 @@ from hs_capture.samples import SAMPLES_FILE, read_samples
 from hs_capture.settings import VERIFY_RIDS
 
 if TYPE_CHECKING:
-    from hs_capture.store import Capture
+    from hs_capture.captured_request import Capture
 
 ROWS = 256
 """At most so many rows of a capture are compared."""

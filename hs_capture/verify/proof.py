@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
+from hs_capture.captured_request import Capture, FinalState
 from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
-from hs_capture.store import Capture, FinalState, open_store
+from hs_capture.store import open_store
 from hs_capture.tensors import to_tensor
 from hs_capture.verify.claims import Finding, OtherPromptError, claims_of, findings
 from hs_capture.verify.evidence import AnswerMissingError, Witness
