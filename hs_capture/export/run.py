@@ -27,6 +27,7 @@ from hs_capture.export.ledger import Exported, Ledger
 from hs_capture.export.sidecar import SIDECAR_FILE, Sidecar
 from hs_capture.export.task import Task
 from hs_capture.format.catalog import is_there
+from hs_capture.output_folder import refuse_file
 
 if TYPE_CHECKING:
     from hs_capture.export.jobs import Job
@@ -86,8 +87,7 @@ def run(
 
 
 def _prepare(plan: Plan, output: Path) -> None:
-    if output.exists() and not output.is_dir():
-        raise ConfigError(f"--output {output} is a file: give a folder, or a new name for one")
+    refuse_file(output, "folder")
     output.mkdir(parents=True, exist_ok=True)
     try:
         there = Sidecar.read(output / SIDECAR_FILE)

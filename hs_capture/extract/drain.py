@@ -13,9 +13,10 @@ from itertools import islice
 from pathlib import Path
 
 from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
-from hs_capture.extract.output import OutputRun, Staged, refuse_file, remove_sources
+from hs_capture.extract.output import OutputRun, Staged, remove_sources
 from hs_capture.format.catalog import RUN_FILE, SUFFIX
 from hs_capture.format.links import all_linked
+from hs_capture.output_folder import refuse_file
 
 BATCH = 64
 """Captures that become durable together: each folder and the index is synced once for them."""
@@ -63,7 +64,7 @@ class Drain:
         self._say = say
         self._runs: dict[Path, OutputRun] = {}
         self._workers = workers
-        refuse_file(output)
+        refuse_file(output, "directory")
         refuse_nesting(source, output)
 
     def drain(self, goes_on: Callable[[], bool] = lambda: True) -> int:

@@ -234,12 +234,6 @@ def append_durably(path: Path, data: bytes, mode: int) -> None:
         sync_folder(path.parent)
 
 
-def refuse_file(output: Path) -> None:
-    """Raise `ConfigError` when `output`, which has to be a directory or to be made, is a file."""
-    if output.exists() and not output.is_dir():
-        raise ConfigError(f"--output {output} is a file: give a directory, or a new name for one")
-
-
 def make_folder(path: str | Path, like: str | Path) -> None:
     """Create the folder `path`, with its parents, durably; whoever may read `like` may read it."""
     if os.path.isdir(path):

@@ -20,7 +20,6 @@ from hs_capture.extract.drain import refuse_nesting
 from hs_capture.extract.extraction import Effort, Extraction
 from hs_capture.extract.failures import Failures
 from hs_capture.extract.ledger import Ledger
-from hs_capture.extract.output import refuse_file
 from hs_capture.extract.plan import (
     EXTRACT_FILE,
     Input,
@@ -36,6 +35,7 @@ from hs_capture.extract.server import Server
 from hs_capture.extract.source import open_source
 from hs_capture.format.catalog import RUN_FILE
 from hs_capture.format.run import RunInfo
+from hs_capture.output_folder import refuse_file
 from hs_capture.selection import Origin
 
 _SUMMARY_SECONDS = 5.0
@@ -63,7 +63,7 @@ class Session:
             ChatTokenizer(tokenizer, trust_remote_code=trust_remote_code) if tokenizer else None
         )
         self._shard, self._servers, self._output, self._effort = shard, servers, output, effort
-        refuse_file(output)
+        refuse_file(output, "directory")
         for _, dump_dir in servers:
             refuse_nesting(dump_dir, output)
 
