@@ -21,6 +21,7 @@ from hs_capture.format.catalog import RUN_FILE, describe, is_there
 from hs_capture.format.container import ContainerReader
 from hs_capture.format.footer import TRAILER
 from hs_capture.format.index import IndexEntry, append_line, cut_torn_line
+from hs_capture.format.permissions import create_folder, open_to_append
 from hs_capture.format.run import RunInfo
 from hs_capture.format.tail import IndexTail
 
@@ -217,7 +218,7 @@ def check(path: str) -> None:
 def append_durably(path: Path, data: bytes, mode: int) -> None:
     """Append whole lines to a file; all of them are there on return, or none after an `OSError`."""
     created = not path.exists()
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+    descriptor = open_to_append(path, mode)
     try:
         before = os.fstat(descriptor).st_size
         try:
@@ -240,7 +241,8 @@ def make_folder(path: str | Path, like: str | Path) -> None:
         return
     parent = Path(path).parent
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    Path(path).mkdir(mode=_mode(like) & 0o750, exist_ok=True)
+    with suppress(FileExistsError):
+        create_folder(path, _mode(like) & 0o750)
     sync_folder(parent)
 
 

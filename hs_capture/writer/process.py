@@ -37,6 +37,15 @@ LAST_WORK_SECONDS = 10.0
 whoever stopped the server may soon kill all that it left."""
 
 
+def has_room(space: os.statvfs_result, reserve: int) -> bool:
+    """Whether a file system has more free than `reserve` bytes, and inodes to spare.
+
+    One without a limit may say that it has none at all, of either, as a tmpfs does.
+    """
+    inodes = space.f_favail > SPARE_INODES or space.f_files == 0
+    return inodes and (space.f_bavail * space.f_frsize > reserve or space.f_blocks == 0)
+
+
 class Writer:
     """Takes what the server published until the server is gone and everything is stored."""
 
@@ -118,10 +127,7 @@ class Writer:
         except OSError as error:
             self._faults.record("the run directory is gone", error)
             return False
-        # Some file systems have no number of inodes.
-        inodes = space.f_favail > SPARE_INODES or space.f_files == 0
-        bytes_free = space.f_bavail * space.f_frsize
-        return inodes and bytes_free > self._config.reserve_bytes and not self._publisher.owes
+        return has_room(space, self._config.reserve_bytes) and not self._publisher.owes
 
     def _finished(self) -> bool:
         """Whether the server is gone and nothing is left, or nothing can be done about it."""

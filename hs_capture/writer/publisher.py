@@ -17,6 +17,7 @@ from hs_capture.faults import FaultLog
 from hs_capture.format.catalog import capture_files, describe
 from hs_capture.format.codec import dtype_of
 from hs_capture.format.index import IndexEntry, append_line, cut_torn_line, iterate_index
+from hs_capture.format.permissions import create_folder, open_to_append
 from hs_capture.writer.config import TOKENS, WriterConfig
 from hs_capture.writer.record import Record
 
@@ -69,10 +70,11 @@ class Publisher:
         self.told: set[int] = set()
         """Keys of the requests that earlier writers of this run have told of."""
         named = self._read_index()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._index = os.open(self._index_path, flags, config.file_mode)
-        # Lines that found no room yet: the file of a request is published once, its line later.
+        self._index = open_to_append(self._index_path, config.file_mode)
+        # Lines to write. The file of a request is published once, its line later if need be.
         self._owed: deque[bytes] = deque()
+        self.owes = False
+        """Whether there are lines that found no room so far."""
         self._index_unnamed(named)
 
     def publish(self, record: Record) -> None:
@@ -84,7 +86,7 @@ class Publisher:
         sequence = self._next_sequence()
         folder = f"{sequence // CAPTURES_PER_FOLDER:06d}"
         with suppress(FileExistsError):
-            os.mkdir(os.path.join(self.run_dir, folder), self._folder_mode)
+            create_folder(os.path.join(self.run_dir, folder), self._folder_mode)
         file = f"{folder}/{sequence:09d}-{safe_name(record.request.rid)}.hsc"
         now = time.time()
         missing, links = record.missing, record.links
@@ -160,11 +162,6 @@ class Publisher:
         with self._lock:
             return dict(self.counters)
 
-    @property
-    def owes(self) -> bool:
-        """Whether there are lines that found no room so far."""
-        return bool(self._owed)
-
     def pay_owed(self) -> None:
         """Write the lines that found no room so far, as far as there is some now."""
         with self._lock:
@@ -172,7 +169,9 @@ class Publisher:
                 while self._owed:
                     self._append(self._owed[0])
                     self._owed.popleft()
+                self.owes = False
             except OSError as error:
+                self.owes = True
                 self._faults.record("the index could not be written", error)
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -195,6 +197,22 @@ def test_below_the_reserve_nothing_is_stored_but_told_and_the_end_comes(
     assert server.status().state == "ended"
     os.close(bell)
     os.close(server.producer.descriptor)
+
+
+def test_room_is_bytes_and_inodes_but_for_what_has_no_limit() -> None:
+    """`mount -t tmpfs -o size=0,nr_inodes=0` says 0 of all."""
+    plain = {"f_blocks": 100, "f_bavail": 11, "f_frsize": 4096, "f_files": 9000, "f_favail": 2000}
+
+    def room(**more: int) -> bool:
+        space: Any = SimpleNamespace(**{**plain, **more})
+        return process.has_room(space, 10 * 4096)
+
+    assert room()
+    assert not room(f_bavail=10)
+    assert not room(f_favail=1024)
+    assert room(f_favail=0, f_files=0)
+    assert room(f_bavail=0, f_blocks=0)
+    assert not room(f_bavail=0)
 
 
 def test_requests_of_which_nothing_more_is_heard_leave_nothing_behind(

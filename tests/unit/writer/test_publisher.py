@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -114,13 +115,18 @@ def test_hostile_rids_stay_in_the_run_and_are_found_again(tmp_path: Path) -> Non
             assert reader.metadata["run_id"] == "run-a"
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
 @pytest.mark.parametrize(("mode", "folder_mode"), [(0o600, 0o700), (0o640, 0o750)])
 def test_whoever_may_read_the_files_may_enter_their_folder(
-    tmp_path: Path, mode: int, folder_mode: int
+    tmp_path: Path, mode: int, folder_mode: int, umask: int
 ) -> None:
-    publisher = Publisher(config(tmp_path, mode))
-    publisher.publish(record(tmp_path, "a"))
-    publisher.close()
+    before = os.umask(umask)
+    try:
+        publisher = Publisher(config(tmp_path, mode))
+        publisher.publish(record(tmp_path, "a"))
+        publisher.close()
+    finally:
+        os.umask(before)
     assert stat.S_IMODE((tmp_path / INDEX).stat().st_mode) == mode
     assert stat.S_IMODE((tmp_path / "000000").stat().st_mode) == folder_mode
 
@@ -133,6 +139,31 @@ def test_a_file_that_cannot_have_its_name_is_not_left(tmp_path: Path) -> None:
     publisher.close()
     assert {path.name for path in tmp_path.iterdir()} == {"000000", INDEX}
     assert read_index(tmp_path / INDEX) == []
+
+
+def test_a_line_is_owed_when_it_found_no_room_and_not_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is owed the writer takes nothing, and sleeps for a quarter of a second."""
+    publisher = Publisher(config(tmp_path))
+    write, full, owed = os.write, [False, True, False], []
+
+    def written(descriptor: int, data: bytes) -> int:
+        owed.append(publisher.owes)
+        if full[len(owed) - 1]:
+            raise OSError(errno.ENOSPC, "full")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", written)
+    publisher.give_up(0, "a", 2, "dropped")
+    assert not publisher.owes
+    publisher.give_up(1, "b", 2, "dropped")
+    assert publisher.owes
+    publisher.pay_owed()
+    assert not publisher.owes
+    assert owed == [False, False, True]
+    publisher.close()
+    assert [line.rid for line in read_index(tmp_path / INDEX)] == ["a", "b"]
 
 
 def test_a_later_writer_goes_on_counting(tmp_path: Path) -> None:
