@@ -136,6 +136,13 @@ CONTRACT: tuple[Part, ...] = (
             "lora_id",
         ),
     ),
+    *(
+        Where(
+            Attributes("srt/managers/io_struct.py", "TokenizedGenerateReqInput", (name,)),
+            (Attributes(SCHEDULE, "Req", (name,)),),
+        )
+        for name in ("positional_embed_overrides", "multi_item_delimiter_indices")
+    ),
     Plain(SCHEDULE, "Req"),
     Constant("srt/constants.py", "HEALTH_CHECK_RID_PREFIX", "HEALTH_CHECK"),
     OneOf(

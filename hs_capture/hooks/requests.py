@@ -90,8 +90,7 @@ class RequestBook:
     def _request(self, req: Any) -> Request | None:
         if req in self._known:
             return self._known[req]
-        # Embeddings that a client sends in place of tokens have token ids that mean nothing.
-        wanted = self._is_wanted(req.rid) and not _is_refused(req) and req.input_embeds is None
+        wanted = self._is_wanted(req.rid) and not _is_refused(req) and _follows_from_its_ids(req)
         request = self._new_request(req) if wanted else None
         self._known[req] = request
         if request is not None:
@@ -136,6 +135,16 @@ def _stored_rid(rid: str) -> str:
         return text.decode()
     begin = text[:LONGEST_RID_BYTES].decode("utf-8", "ignore")
     return f"{begin}...sha256:{hashlib.sha256(text).hexdigest()}"
+
+
+def _follows_from_its_ids(req: Any) -> bool:
+    """Whether the states are those of a causal pass over the token ids, as a trainer takes them.
+
+    They are not where a client sends embeddings in place of all tokens or of some (from 0.5.11 on),
+    whose ids then mean nothing, nor where several items are scored that do not see one another.
+    """
+    others = ("positional_embed_overrides", "multi_item_delimiter_indices")
+    return req.input_embeds is None and all(getattr(req, name, None) is None for name in others)
 
 
 def _is_refused(req: Any) -> bool:

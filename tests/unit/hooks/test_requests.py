@@ -216,6 +216,15 @@ def test_embeddings_in_place_of_tokens_are_left_out() -> None:
     assert book_of(None).snapshot(batch((embedded, 0, 3))).rows == ()
 
 
+@pytest.mark.parametrize("what", ["positional_embed_overrides", "multi_item_delimiter_indices"])
+def test_states_that_do_not_follow_from_the_token_ids_are_left_out(what: str) -> None:
+    """Embeddings in place of some tokens, and items that do not see one another."""
+    other, plain = Req("other", [1, 2, 3]), Req("plain", [4, 5])
+    setattr(other, what, [1])
+    setattr(plain, what, None)
+    assert rows(book_of(None).snapshot(batch((other, 0, 3), (plain, 0, 2)))) == [("plain", 0, 2, 3)]
+
+
 def test_a_rid_of_any_length_is_stored_in_a_few_kilobytes() -> None:
     """Its beginning and its digest stand for it; two long ones stay apart."""
     book = book_of(None)
