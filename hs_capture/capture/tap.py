@@ -76,16 +76,7 @@ class Tap:
         draft = Draft()
         for rows in self._unfinished(batch):
             draft = self._open_in(draft, rows.request, tensors)
-            start = rows.start
-            while start < rows.stop:
-                room = self._room(draft)
-                if room <= 0:
-                    self._sender.send(draft, tensors)
-                    draft = Draft()
-                    continue
-                stop = min(rows.stop, start + room)
-                draft.add(rows if rows.stop - rows.start == stop - start else rows.cut(start, stop))
-                start = stop
+            draft = self._add(draft, rows, tensors)
             self._close_in(draft, rows)
         self._sender.send(draft, tensors)
 
@@ -183,7 +174,24 @@ class Tap:
         draft.open(request, lineage)
         return draft
 
+    def _add(self, draft: Draft, rows: Rows, tensors: Sequence[torch.Tensor]) -> Draft:
+        """Add `rows` to `draft`, and what does not fit to others; return the last of them.
+
+        Where a part could not even be kept in mind, the request is over with it.
+        """
+        start = rows.start
+        while start < rows.stop and rows.request.key not in self._sender.over:
+            room = self._room(draft)
+            if room <= 0:
+                self._sender.send(draft, tensors)
+                draft = Draft()
+                continue
+            stop = min(rows.stop, start + room)
+            draft.add(rows if rows.stop - rows.start == stop - start else rows.cut(start, stop))
+            start = stop
+        return draft
+
     def _close_in(self, draft: Draft, rows: Rows) -> None:
-        if rows.last:
-            request = rows.request
+        request = rows.request
+        if rows.last and request.key not in self._sender.over:
             draft.closed.append(Closed(request.key, request.rid, request.num_tokens))

@@ -75,3 +75,29 @@ def test_a_writer_that_stands_still_for_long_hears_of_every_request_once(
     assert set(reasons) <= {"dropped", "aborted", "server_stopped"}
     assert reasons["dropped"] >= (0 if untold else 100)
     assert server.counter("rows_taken") == sum(line.rows for line in lines)
+
+
+@pytest.mark.parametrize("kept_ends", [owed.OWED_ENDS, 5])
+def test_a_request_of_many_entries_of_which_nothing_can_be_kept_ends_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_ends: int
+) -> None:
+    """It is over with the first of them: the others, with its last row, tell of it no more."""
+    monkeypatch.setattr(owed, "OWED_DRAFTS", 3)
+    monkeypatch.setattr(owed, "OWED_ENDS", kept_ends)
+    requests = [prompt(key, 400) for key in range(80)]
+    with CaptureServer(tmp_path, block=False) as server:
+        pid = server.stop_writer()
+        for request in requests:
+            server.prefill((request, 0, 400))
+            _end(server, [request])
+        os.kill(pid, signal.SIGCONT)
+        server.wait_drained()
+        _end(server, [])
+        server.wait_drained()
+        untold = server.counter("requests_untold")
+        assert _kept(server) == {}
+    lines = server.index()
+    assert len({line.key for line in lines}) == len(lines) == 80 - untold
+    assert (untold == 0) == (kept_ends > 80)
+    assert {line.incomplete_reason for line in lines} == {"dropped"}
+    assert server.status().counters["lost"] == sum(line.file is None for line in lines)
