@@ -21,6 +21,7 @@ from hs_capture.capture.tap import Tap
 from hs_capture.dump_dir import DumpDir
 from hs_capture.errors import HsCaptureError
 from hs_capture.format.metadata import layer_stream
+from hs_capture.format.permissions import create_folder
 from hs_capture.format.run import RunInfo
 from hs_capture.hooks import finish, metrics
 from hs_capture.hooks.compat import DECODE_MODE, Ranks
@@ -228,9 +229,10 @@ class Session:
             states = [*states, post_norm]
         if self._follows_decode:
             states = [self._tokens_of(post_norm), *states]
+        # First, for a capture that fails may have begun to read.
+        self._reused = reused
         self._tap.capture(batch, states)
         self._taken = True
-        self._reused = reused
         self._producer_count("batches")
 
     def _tokens_of(self, states: torch.Tensor) -> torch.Tensor:
@@ -368,7 +370,7 @@ def _create_run(
         phases=plan.settings.phases,
     )
     run_dir = plan.dump_dir.path / run_id
-    run_dir.mkdir(mode=plan.dump_dir.directory_mode)
+    create_folder(run_dir, plan.dump_dir.directory_mode)
     return run_dir, info
 
 
