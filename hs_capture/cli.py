@@ -26,7 +26,8 @@ USAGE_ERROR = 4
 _DESCRIPTION = """\
 Tell whether hidden states are captured and whether the files are right.
 Exit code 0: fired, and what is there to be read is sound; 1: attached, nothing captured yet;
-2: not attached; 3: captures damaged, or contradicted by the model's head; 4: wrong usage."""
+2: not attached; 3: captures damaged, or contradicted by the model's head; 4: wrong usage;
+130: interrupted."""
 
 _COMMANDS = {
     "verify": "did the hook fire, and are the files right?",
@@ -51,14 +52,19 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
     """Run the command with `arguments` (default: those of the process); returns its exit code.
 
     `program` is the name in usage texts, where the command is not started as `hs-capture`. Wrong
-    usage raises SystemExit with code 4, --help and --version with code 0.
+    usage raises SystemExit with code 4, --help and --version with code 0. After Ctrl-C the code is
+    130.
     """
     parser = _parser(program)
     parsed = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] | None = getattr(parsed, "run", None)
     if run is None:
         parser.error(f"give a command: {', '.join(_COMMANDS)}")
-    return run(parsed)
+    try:
+        return run(parsed)
+    except KeyboardInterrupt:
+        print(f"\nhs-capture {parsed.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser(program: str | None) -> _Parser:
@@ -78,12 +84,17 @@ def _parser(program: str | None) -> _Parser:
     parser.add_argument_group("commands", listed)
     commands = parser.add_subparsers(prog=parser.prog, help=argparse.SUPPRESS)
     _add_verify(commands, program)
-    estimate_command.add_arguments(commands.add_parser("estimate"))
-    extract.add_arguments(commands.add_parser("extract"))
-    drain_command.add_arguments(commands.add_parser("drain"))
-    export.add_arguments(commands.add_parser("export"))
-    drafter.add_arguments(commands.add_parser("check-drafter"))
-    overview.add_arguments(commands.add_parser("inspect"))
+    for name, add_arguments in (
+        ("estimate", estimate_command.add_arguments),
+        ("extract", extract.add_arguments),
+        ("drain", drain_command.add_arguments),
+        ("export", export.add_arguments),
+        ("check-drafter", drafter.add_arguments),
+        ("inspect", overview.add_arguments),
+    ):
+        command = commands.add_parser(name)
+        command.set_defaults(command=name)
+        add_arguments(command)
     return parser
 
 
@@ -131,7 +142,7 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser], program: str | No
         metavar="FILE",
         help="saved answers of /generate at temperature 0, one JSON object a line",
     )
-    verify.set_defaults(run=_verify, fail=verify.error)
+    verify.set_defaults(command="verify", run=_verify, fail=verify.error)
 
 
 def _verify(parsed: argparse.Namespace) -> int:
@@ -142,9 +153,6 @@ def _verify(parsed: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"hs-capture verify: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except KeyboardInterrupt:
-        print("\nhs-capture verify: interrupted", file=sys.stderr)
-        return INTERRUPTED
     _print(report, as_json=parsed.json)
     return report.verdict.exit_code
 

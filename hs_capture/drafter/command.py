@@ -17,7 +17,7 @@ Resolve the layer ids in a draft model's config as a release of SGLang would, an
 the layers in a store; compare hidden size, dtype, count and vocabulary too. For EAGLE-3 on models
 of the DeepSeek-V2 family.
 Exit code 0: all match; 1: something differs; 2: cannot be told, as when the config is a target
-model's; 4: wrong usage."""
+model's; 4: wrong usage; 130: interrupted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ _DESCRIPTION = """\
 Write the complete captures of a store as the files that a trainer reads, with the norm, the layout
 and the layer ids that it expects. Run it again after an interruption: what is there stays.
 Exit code 0: all exported; 1: some captures could not be read; 2: refused, with the reason;
-4: wrong usage."""
+4: wrong usage; 130: interrupted."""
 
 _SHOWN_FAILURES = 10
 _MAX_WORKERS = 8

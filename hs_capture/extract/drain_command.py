@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Move finished captures from the dump directory of a server to durable storage, while the server
-runs. A capture is copied, checked, made durable and published before its source is removed. It may
+runs. A capture is copied, made durable, checked and published before its source is removed. It may
 be killed at any time and started again: nothing is lost, and nothing is there twice.
 Exit code 0: all moved; 1: damaged captures stay; 2: it cannot go on, with the reason; 4: wrong
 usage; 130: ended by Ctrl-C before all was moved."""

@@ -165,9 +165,7 @@ def _pyarrow(module: str, path: Path) -> Any:
     try:
         return import_module(f"pyarrow.{module}")
     except ImportError:
-        raise ConfigError(
-            f"reading {path} needs pyarrow: pip install 'hs-capture[parquet]'"
-        ) from None
+        raise ConfigError(f"reading {path} needs pyarrow: pip install pyarrow") from None
 
 
 def _rows(batch: Any, numbers: Iterator[int]) -> Iterator[Row]:

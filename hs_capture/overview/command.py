@@ -15,7 +15,8 @@ _DESCRIPTION = """\
 Say what is in a store: captures, lengths, sizes, incomplete ones by reason, and the norms and the
 largest channels of the states of some captures. Counts are those of the index; token ids and states
 are read of --sample complete captures alone, and 'hs-capture verify --all' reads everything.
-Exit code 0: told; 2: there is no store, or one of what was read is damaged; 4: wrong usage."""
+Exit code 0: told; 2: there is no store, or one of what was read is damaged; 4: wrong usage;
+130: interrupted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -138,7 +138,8 @@ def look_at_first_process(runs: Sequence[Run], servers: Sequence[Server]) -> Ite
         "warn",
         f"{what}: when the server stops, the writer is killed with it and captures that are not "
         "published yet are lost",
-        "start the server through a shell that stays for the writer: see README, In a container",
+        "start the server through a shell that stays for the writer: see 'In a container' in "
+        "README.md",
     )
 
 

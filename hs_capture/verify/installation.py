@@ -18,7 +18,10 @@ DISTRIBUTION = "hs-capture"
 PLUGIN = "hs_capture"
 SHIM = "sitecustomize_shim"
 START_UP_FILES = ("hs-capture.pth", "hs-capture.start")
-_INSTALL = "install it into the environment of the server: python -m pip install hs-capture"
+_INSTALL = (
+    "install it into the environment of the server, in a checkout of hs-capture: "
+    "python -m pip install ."
+)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,14 @@ def test_what_is_no_input_is_refused(tmp_path: Path) -> None:
             (path / "test").mkdir()
         with pytest.raises(ConfigError, match=message):
             open_source(path)
+
+
+def test_without_pyarrow_the_package_to_install_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"")
+    with pytest.raises(ConfigError) as refused:
+        open_source(path)
+    assert str(refused.value) == f"reading {path} needs pyarrow: pip install pyarrow"

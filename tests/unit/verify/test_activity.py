@@ -13,6 +13,7 @@ import pytest
 from capture_files import states, write_capture
 from hs_capture.cli import main
 from hs_capture.format.run import Refusal
+from hs_capture.verify import activity
 from linked_captures import write_turn
 
 Verify = Callable[..., Any]
@@ -78,6 +79,45 @@ def test_a_server_that_was_killed_with_its_writer_is_said(
     )
     assert answer.check("attached")["state"] == "warn"
     assert answer.said["runs"][0]["live"] is False
+
+
+@pytest.mark.parametrize(
+    ("init", "pid", "what"),
+    [
+        (
+            "tini",
+            None,
+            "process 1 of this container is tini, which ends when SGLang has",
+        ),
+        ("python", 1, "SGLang is process 1 of this container"),
+        ("bash", None, None),
+    ],
+)
+def test_a_server_whose_container_ends_with_it_is_named_with_the_way_out(
+    verify: Verify,
+    new_run: NewRun,
+    monkeypatch: pytest.MonkeyPatch,
+    init: str,
+    pid: int | None,
+    what: str | None,
+) -> None:
+    monkeypatch.setattr(activity, "name_of_first_process", lambda: init)
+    new_run(captures=1, server_pid=os.getpid() if pid is None else pid)
+    answer = verify()
+    assert answer.exit_code == 0
+    if what is None:
+        assert "container" not in [check["name"] for check in answer.said["checks"]]
+        return
+    assert answer.check("container") == {
+        "name": "container",
+        "state": "warn",
+        "text": f"{what}: when the server stops, the writer is killed with it and captures that "
+        "are not published yet are lost",
+        "hint": "start the server through a shell that stays for the writer: see 'In a container' "
+        "in README.md",
+    }
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    assert "\n### In a container\n" in readme
 
 
 @pytest.mark.parametrize("serves", [False, True])

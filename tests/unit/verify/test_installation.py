@@ -92,6 +92,11 @@ def test_without_any_open_door_both_fail(bare: Path) -> None:
     assert checks["start-up file"]["state"] == "fail"
     assert checks["start-up file"]["text"].startswith("no hs-capture.pth in ")
     assert str(bare.parents[1]) in checks["start-up file"]["text"]
+    assert checks["start-up file"]["hint"] == (
+        "install it into the environment of the server, in a checkout of hs-capture: "
+        "python -m pip install . (a --target directory is no site directory: there the plugin "
+        "does the work)"
+    )
     assert checks["plugin"]["state"] == "fail"
 
 
