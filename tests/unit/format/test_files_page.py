@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import types
 import typing
@@ -15,6 +16,10 @@ import torch
 
 from capture_files import RUN, norm_weight, states, write_run
 from capture_server import CaptureServer
+from hs_capture.export.ledger import Exported
+from hs_capture.export.sidecar import Sidecar
+from hs_capture.extract.failures import Failures
+from hs_capture.extract.plan import Input, Summary, Target
 from hs_capture.format.counters import COUNTERS
 from hs_capture.format.index import IndexEntry
 from hs_capture.format.record import Record
@@ -63,6 +68,10 @@ def written(record: Any) -> list[str]:
         ("## index-RANK.jsonl", IndexEntry),
         ("## status-RANK.json", Status),
         ("## last-refusal.json", Refusal),
+        ("## extract.json", Summary),
+        ("### input", Input),
+        ("## export.json", Sidecar),
+        ("## exported.jsonl", Exported),
     ],
 )
 def test_the_page_names_the_fields_and_types_of_each_file(
@@ -70,6 +79,19 @@ def test_the_page_names_the_fields_and_types_of_each_file(
 ) -> None:
     hints = typing.get_type_hints(record)
     assert table(heading) == {name: in_words(hints[name]) for name in written(record)}
+
+
+def test_the_page_names_the_fields_of_the_target() -> None:
+    (cell,) = re.findall(r"^\| `target` \| object or null \| (.*) \|$", PAGE, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", cell) == written(Target)
+
+
+def test_the_page_names_the_fields_and_types_of_a_failure(tmp_path: Path) -> None:
+    failures = Failures(tmp_path, lambda _: None)
+    failures.add(7, "train.jsonl line 8", "it is empty", captured=False)
+    line = json.loads(failures.path.read_text())
+    assert line == {"sample": 7, "place": "train.jsonl line 8", "problem": "it is empty"}
+    assert table("## failures.jsonl") == {name: WORDS[type(value)] for name, value in line.items()}
 
 
 def test_counters_are_there_before_anything_was_captured(tmp_path: Path) -> None:
