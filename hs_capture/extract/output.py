@@ -19,7 +19,7 @@ from hs_capture.extract.number_set import NumberSet
 from hs_capture.format.atomic import sync_folder, write_atomically
 from hs_capture.format.catalog import RUN_FILE, describe, is_there
 from hs_capture.format.container import ContainerReader
-from hs_capture.format.footer import TRAILER
+from hs_capture.format.footer import read_trailer
 from hs_capture.format.index import IndexEntry, append_line, cut_torn_line
 from hs_capture.format.permissions import create_folder, open_to_append
 from hs_capture.format.run import RunInfo
@@ -269,10 +269,5 @@ def _copy(source: str, part: str) -> None:
 
 def _same(one: str, other: str) -> bool:
     """Whether two captures are the same: their ends hold the checksum of all checksums."""
-    return os.path.getsize(one) == os.path.getsize(other) and _end(one) == _end(other)
-
-
-def _end(path: str) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(-TRAILER.size, os.SEEK_END)
-        return file.read()
+    same_size = os.path.getsize(one) == os.path.getsize(other)
+    return same_size and read_trailer(one) == read_trailer(other)

@@ -6,6 +6,7 @@ reading a block, so that the rest of the reader may trust what it is given.
 
 from __future__ import annotations
 
+import os
 import string
 import struct
 from collections.abc import Iterable, Mapping
@@ -128,6 +129,18 @@ def locate_footer(trailer: bytes, size: int, place: str) -> tuple[int, int, int]
             f"at byte {offset} does not fit a file of {size} bytes"
         )
     return offset, length, checksum
+
+
+def read_trailer(path: str | os.PathLike[str]) -> bytes:
+    """The trailer of the file at `path`, unchecked: its last bytes, fewer where it has no more.
+
+    It holds the checksum of the footer, and this those of all blocks, so captures with the same
+    trailer are the same. Raises `OSError` when the file cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TRAILER.size))
+        return file.read()
 
 
 def parse_footer(footer: bytes, checksum: int, offset: int, place: str) -> Footer:
