@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, HsCaptureError
 from hs_capture.export.jobs import Rows
-from hs_capture.export.ledger import Exported, Ledger
+from hs_capture.export.ledger import LEDGER_FILE, Exported, Ledger
 from hs_capture.export.sidecar import SIDECAR_FILE, Sidecar
 from hs_capture.export.task import Task
 from hs_capture.format.catalog import is_there
@@ -65,9 +65,15 @@ def run(
         ConfigError: the folder holds something else, or another export is writing there.
         OSError: the folder cannot be written, as when its file system is full.
     """
-    _prepare(plan, output)
+    refuse_file(output, "folder")
+    output.mkdir(parents=True, exist_ok=True)
+    # Before anything is made in it, so that a refused folder stays as it is.
+    _require_fit(plan, output)
     with Ledger(output) as ledger, _executor(workers) as executor:
+        # Once more, for another export may have begun here before the ledger was ours.
+        _require_fit(plan, output)
         _require_known(plan, ledger)
+        plan.sidecar.write(output / SIDECAR_FILE, 0o644)
         outcome = Outcome(len(plan.jobs))
         rows = Rows(plan.jobs)
         for place, (job, settled) in enumerate(_settled(plan, ledger, executor, workers)):
@@ -86,13 +92,12 @@ def run(
     return outcome
 
 
-def _prepare(plan: Plan, output: Path) -> None:
-    refuse_file(output, "folder")
-    output.mkdir(parents=True, exist_ok=True)
+def _require_fit(plan: Plan, output: Path) -> None:
+    """The folder is empty, or holds what earlier runs of this export wrote."""
     try:
         there = Sidecar.read(output / SIDECAR_FILE)
     except FileNotFoundError:
-        if any(output.iterdir()):
+        if not all(map(_is_empty_ledger, output.iterdir())):
             raise ConfigError(
                 f"{output}: it holds files, but no {SIDECAR_FILE} of an export; "
                 "choose an empty folder"
@@ -104,7 +109,11 @@ def _prepare(plan: Plan, output: Path) -> None:
                 f"{output}: it holds another export: {'; '.join(differences)}. "
                 "Choose an empty folder"
             )
-    plan.sidecar.write(output / SIDECAR_FILE, 0o644)
+
+
+def _is_empty_ledger(path: Path) -> bool:
+    """An export makes it before anything else, and may be stopped right behind that."""
+    return path.name == LEDGER_FILE and path.stat().st_size == 0
 
 
 def _require_known(plan: Plan, ledger: Ledger) -> None:
