@@ -1,7 +1,7 @@
 """exported.jsonl: which file of an export came from which capture, one line a published file.
 
-With it an export goes on where it stopped: a file is done when its line is there and its size is
-the one in the line.
+With it an export goes on where it stopped: a file is done when its line is there, its size is the
+one in the line, and what it was made of is still what the store has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _FORGOTTEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Exported(Record):
-    """One line. `file` is relative to the output folder, `source` to the store; sizes in bytes."""
+    """One line. `file` is relative to the output folder, `source` to the store; sizes in bytes.
+
+    `origin` is the digest of what the file was made of (see `origin_of`), None in lines of early
+    versions, which do not say it.
+    """
 
     number: int
     file: str
@@ -37,6 +41,7 @@ class Exported(Record):
     rid: str
     tokens: int
     bytes: int
+    origin: str | None = None
 
 
 class Ledger:

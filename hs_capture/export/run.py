@@ -24,8 +24,9 @@ from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, HsCaptureError
 from hs_capture.export.jobs import Rows
 from hs_capture.export.ledger import LEDGER_FILE, Exported, Ledger
+from hs_capture.export.origin import origin_of
 from hs_capture.export.sidecar import SIDECAR_FILE, Sidecar
-from hs_capture.export.task import Task
+from hs_capture.export.task import Task, Written
 from hs_capture.format.catalog import is_there
 from hs_capture.output_folder import refuse_file
 
@@ -158,13 +159,13 @@ def _in_worker() -> None:
 
 def _settled(
     plan: Plan, ledger: Ledger, executor: Executor | None, workers: int
-) -> Iterator[tuple[Job, Exported | Callable[[], str]]]:
+) -> Iterator[tuple[Job, Exported | Callable[[], Written]]]:
     """Each job in order, with the file it has already or with what waits for its new one."""
     known = ledger.by_source()
-    ahead: deque[tuple[Job, Exported | Callable[[], str]]] = deque()
+    ahead: deque[tuple[Job, Exported | Callable[[], Written]]] = deque()
     for job in plan.jobs:
         line = known.get(job.source)
-        if line is not None and ledger.whole(line):
+        if line is not None and _is_done(plan, ledger, job, line):
             ahead.append((job, line))
         else:
             ahead.append((job, _start(Task.of(plan, job, ledger.output), executor)))
@@ -173,12 +174,23 @@ def _settled(
     yield from ahead
 
 
-def _start(task: Task, executor: Executor | None) -> Callable[[], str]:
+def _is_done(plan: Plan, ledger: Ledger, job: Job, line: Exported) -> bool:
+    """Whether the file of `line` is whole, and of what `job` is of now."""
+    if line.origin is None or not ledger.whole(line):
+        return False
+    try:
+        return origin_of(job, plan.format) == line.origin
+    except FileNotFoundError:
+        # The task will say so, in its turn.
+        return False
+
+
+def _start(task: Task, executor: Executor | None) -> Callable[[], Written]:
     if executor is None:
         return task
-    future: Future[str] = executor.submit(task)
+    future: Future[Written] = executor.submit(task)
 
-    def wait() -> str:
+    def wait() -> Written:
         try:
             return future.result()
         except BrokenProcessPool:
@@ -196,7 +208,7 @@ def _settle(
     ledger: Ledger,
     job: Job,
     number: int,
-    settled: Exported | Callable[[], str],
+    settled: Exported | Callable[[], Written],
     outcome: Outcome,
 ) -> None:
     """See to it that the sample of `job` is in the file of this number, and in the ledger."""
@@ -206,16 +218,17 @@ def _settle(
             outcome.kept += 1
             return
         settled = Task.of(plan, job, ledger.output)
-    temporary = settled()
+    written = settled()
     target = os.path.join(ledger.output, name)
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    size = os.path.getsize(temporary)
+    size = os.path.getsize(written.temporary)
     # Until the new line is there, the file must not pass for the one it replaces.
     ledger.forget(name)
-    os.replace(temporary, target)
+    os.replace(written.temporary, target)
     tokens = job.capture.num_tokens
-    known_as = job.sample.id if job.sample is not None else job.capture.rid
-    ledger.append(Exported(number, name, job.source, known_as, job.capture.rid, tokens, size))
+    rid = job.capture.rid
+    known_as = job.sample.id if job.sample is not None else rid
+    ledger.append(Exported(number, name, job.source, known_as, rid, tokens, size, written.origin))
     outcome.written += 1
     outcome.tokens += tokens
     outcome.bytes += size

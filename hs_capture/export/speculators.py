@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _ROWS_PER_BATCH = 256
 _DATA_FILE = "data-00000-of-00001.arrow"
+_STATE_FILE = "state.json"
+"""``load_from_disk`` opens no folder without it."""
 
 
 def _file_name(number: int) -> str:
@@ -59,7 +61,7 @@ def _close(output: Path, rows: Iterable[Row]) -> None:
         "_split": None,
     }
     write_atomically(output / "dataset_info.json", b"{}", 0o644)
-    write_atomically(output / "state.json", orjson.dumps(state), 0o644)
+    write_atomically(output / _STATE_FILE, orjson.dumps(state), 0o644)
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -92,5 +94,6 @@ FORMAT = Format(
     write=_write,
     dense=True,
     close=_close,
+    masks_in_files=False,
     requires="pyarrow",
 )

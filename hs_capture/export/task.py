@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hs_capture.export.formats import Context, format_named
+from hs_capture.export.origin import origin_of
 from hs_capture.export.sample import read_sample
 
 if TYPE_CHECKING:
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Written:
+    """A durable temporary file, and the digest of what it was made of (see `origin_of`)."""
+
+    temporary: str
+    origin: str
+
+
+@dataclass(frozen=True)
 class Task:
-    """Write the sample of `job` to `temporary`, and return that path once it is durable.
+    """Write the sample of `job` to `temporary`, and return once that is durable.
 
     Raises `HsCaptureError` when the capture cannot be read or does not fit the plan, and `OSError`
     when the file cannot be written; then there is no file.
@@ -39,13 +48,16 @@ class Task:
         """The task for one job of a plan."""
         return cls(job, plan.format.name, plan.context, f"{output}/.part-{job.number}.tmp")
 
-    def __call__(self) -> str:
+    def __call__(self) -> Written:
+        format_ = format_named(self.format_name)
+        # Before the capture is read: if it is replaced meanwhile, the next export writes it again.
+        origin = origin_of(self.job, format_)
         self.context.require_same(self.job.capture)
         sample = read_sample(
             self.job.capture, self.job.sample, self.context.layer_ids, self.context.state
         )
         try:
-            format_named(self.format_name).write(self.temporary, sample, self.context)
+            format_.write(self.temporary, sample, self.context)
             with open(self.temporary, "rb") as file:
                 os.fsync(file.fileno())
         except Exception as error:
@@ -54,7 +66,7 @@ class Task:
         except BaseException:
             self._remove()
             raise
-        return self.temporary
+        return Written(self.temporary, origin)
 
     def _remove(self) -> None:
         with suppress(FileNotFoundError):
