@@ -6,6 +6,7 @@ one in the line, and what it was made of is still what the store has.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from dataclasses import dataclass, replace
@@ -98,15 +99,28 @@ class Ledger:
         except FileNotFoundError:
             return False
 
-    def forget(self, file: str) -> None:
-        """Record that `file` is no longer what its line says; nothing if it has no line."""
+    def forget(self, file: str) -> bool:
+        """Record that `file` is no longer what its line says; False if it has no line."""
         line = self._by_file.pop(file, None)
-        if line is not None:
-            os.write(self._file, replace(line, bytes=_FORGOTTEN).to_json() + b"\n")
+        if line is None:
+            return False
+        self.append(replace(line, bytes=_FORGOTTEN))
+        return True
 
     def append(self, line: Exported) -> None:
-        """Record a published file; it is not held in memory."""
-        os.write(self._file, line.to_json() + b"\n")
+        """Record a published file; it is not held in memory.
+
+        After an `OSError` none of the line is there: behind a torn one the next would be torn too.
+        """
+        data = line.to_json() + b"\n"
+        before = os.fstat(self._file).st_size
+        try:
+            # A short write is how a full file system begins to say so.
+            if os.write(self._file, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError:
+            os.ftruncate(self._file, before)
+            raise
 
     def _read(self) -> list[Exported]:
         data = self.path.read_bytes()
