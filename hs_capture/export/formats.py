@@ -83,6 +83,8 @@ class Format:
         dense: whether numbers must be 0, 1, 2, ... without a hole; else they are the samples' own.
         write: put one sample into a new file.
         close: write what belongs to the folder as a whole, once all samples are there.
+        closing_file: what `close` writes last, below the output folder, about all samples' files.
+            It is taken away before one of these is replaced or removed.
         masks_in_files: whether a sample's file holds its loss mask; else `close` writes the masks.
         requires: a module that `close` needs and that is not always installed.
     """
@@ -96,6 +98,7 @@ class Format:
     write: Callable[[str, TrainingSample, Context], None]
     dense: bool = False
     close: Callable[[Path, Iterable[Row]], None] | None = None
+    closing_file: str | None = None
     masks_in_files: bool = True
     requires: str | None = None
 

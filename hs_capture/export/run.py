@@ -27,6 +27,7 @@ from hs_capture.export.ledger import LEDGER_FILE, Exported, Ledger
 from hs_capture.export.origin import origin_of
 from hs_capture.export.sidecar import SIDECAR_FILE, Sidecar
 from hs_capture.export.task import Task, Written
+from hs_capture.format.atomic import sync_folder
 from hs_capture.format.catalog import is_there
 from hs_capture.output_folder import refuse_file
 
@@ -223,7 +224,8 @@ def _settle(
     os.makedirs(os.path.dirname(target), exist_ok=True)
     size = os.path.getsize(written.temporary)
     # Until the new line is there, the file must not pass for the one it replaces.
-    ledger.forget(name)
+    if ledger.forget(name) or is_there(target):
+        _open_again(plan, ledger.output)
     os.replace(written.temporary, target)
     tokens = job.capture.num_tokens
     rid = job.capture.rid
@@ -234,11 +236,23 @@ def _settle(
     outcome.bytes += size
 
 
+def _open_again(plan: Plan, output: Path) -> None:
+    """Take back that the folder is closed: it does not hold for files that are about to change."""
+    if plan.format.closing_file is None:
+        return
+    try:
+        os.unlink(os.path.join(output, plan.format.closing_file))
+    except FileNotFoundError:
+        return
+    sync_folder(output)
+
+
 def _remove_superseded(plan: Plan, ledger: Ledger, rows: Rows) -> None:
     """Remove files of earlier runs whose captures are not exported any more."""
     superseded = ledger.files_before()
     superseded.difference_update(map(plan.format.file_name, rows.numbers))
     for name in superseded:
+        _open_again(plan, ledger.output)
         ledger.forget(name)
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(ledger.output, name))

@@ -94,6 +94,7 @@ FORMAT = Format(
     write=_write,
     dense=True,
     close=_close,
+    closing_file=_STATE_FILE,
     masks_in_files=False,
     requires="pyarrow",
 )

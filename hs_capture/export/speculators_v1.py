@@ -17,6 +17,7 @@ from hs_capture.export.sample import TrainingSample
 from hs_capture.format.atomic import write_atomically
 
 LENGTHS_FILE = "sample_lengths.json"
+"""Without it the reader takes the lengths from the sizes of the files."""
 
 
 def _file_name(number: int) -> str:
@@ -49,4 +50,5 @@ FORMAT = Format(
     file_name=_file_name,
     write=_write,
     close=_close,
+    closing_file=LENGTHS_FILE,
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +14,24 @@ from safetensors.torch import load_file
 
 from capture_files import RUN, write_capture, write_run
 from hs_capture import open_store
+from hs_capture.export.run import Outcome
 from hs_capture.samples import Runs, Sample
 from unit.export.stores import NORM, streams, write_samples, write_store
 from unit.export.test_run import export, rows, tree
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_at(done: int) -> Callable[[Outcome], None]:
+    """Break an export off once so many samples are settled."""
+
+    def told(outcome: Outcome) -> None:
+        if outcome.done == done:
+            raise StoppedError
+
+    return told
 
 
 def samples(*masks: Runs, first: int = 0) -> list[Sample]:
@@ -145,3 +162,62 @@ def test_lines_of_an_early_version_are_read_and_their_files_written_again(tmp_pa
     ledger.write_bytes(before["exported.jsonl"])
     assert tree(output) == before
     assert export(store, output).kept == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "closing"), [("speculators", "state.json"), ("speculators-v1", "sample_lengths.json")]
+)
+def test_a_folder_whose_files_change_is_closed_only_at_the_end(
+    tmp_path: Path, name: str, closing: str
+) -> None:
+    """r0 comes late and takes the first place: all files get other samples than before."""
+    store, output = tmp_path / "store", tmp_path / "out"
+    run = write_run(store, replace(RUN, norm=NORM))
+    for number in (1, 2, 3):
+        write_capture(run, number, f"r{number}", streams(6, number))
+    write_samples(store, *samples(((0, 6),), ((0, 6),), ((0, 6),), first=1))
+    export(store, output, name)
+    assert (output / closing).is_file()
+    write_capture(run, 4, "r0", streams(6, 9))
+    write_samples(store, *samples(((1, 6),), ((1, 6),), ((1, 6),), ((1, 6),)))
+    with pytest.raises(StoppedError):
+        export(store, output, name, told=stop_at(2))
+    assert not (output / closing).exists()
+    assert export(store, output, name).failed == []
+    export(store, tmp_path / "fresh", name)
+    new, fresh = tree(output), tree(tmp_path / "fresh")
+    del new["exported.jsonl"], fresh["exported.jsonl"]
+    assert new == fresh
+
+
+def test_a_folder_that_loses_a_file_is_closed_only_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, output = write_store(tmp_path / "store"), tmp_path / "out"
+    export(store, output, "speculators")
+
+    remove = os.unlink
+
+    def unlink(path: str) -> None:
+        if path.endswith(".safetensors"):
+            raise StoppedError
+        remove(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", unlink)
+        with pytest.raises(StoppedError):
+            export(store, output, "speculators", rids="r[012]")
+    assert not (output / "state.json").exists()
+    assert export(store, output, "speculators", rids="r[012]").kept == 3
+    assert len(rows(output)) == 3
+
+
+def test_a_folder_that_only_grows_stays_as_it_was_until_the_end(tmp_path: Path) -> None:
+    store, output = write_store(tmp_path / "store"), tmp_path / "out"
+    export(store, output, "speculators")
+    for number in (4, 5):
+        write_capture(store / RUN.run_id, number, f"r{number}", streams(3, number))
+    with pytest.raises(StoppedError):
+        export(store, output, "speculators", told=stop_at(5))
+    assert (output / "state.json").is_file()
+    assert len(rows(output)) == 4
