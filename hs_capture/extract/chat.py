@@ -50,7 +50,8 @@ class ChatTokenizer:
 
         The mask comes from the template where it marks the assistant's words (`{% generation %}`).
         Else it is found by comparing the chat up to each answer with the chat up to and with it.
-        Raises `RowError` when the template refuses the chat, or does not let the answers be found.
+        Raises `RowError` when the template refuses the chat, or does not let the answers be found,
+        as that of an assistant who speaks first: before it there is no chat to compare with.
         """
         try:
             return self._chat(messages)
@@ -78,6 +79,11 @@ class ChatTokenizer:
         mask = [0] * len(ids)
         for position, message in enumerate(messages):
             if message["role"] == "assistant":
+                if not position:
+                    raise RowError(
+                        "the chat begins with the assistant, so what it says cannot be told from "
+                        "what the template puts before it; give input_ids and loss_mask"
+                    )
                 start = len(self._prefix(ids, messages[:position], asked=True))
                 stop = len(self._prefix(ids, messages[: position + 1], asked=False))
                 mask[start:stop] = [1] * (stop - start)

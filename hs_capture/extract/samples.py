@@ -104,10 +104,19 @@ def _loss_mask(value: object, tokens: int) -> list[int]:
 
 
 def _message(message: object) -> dict[str, Any]:
-    """A message as chat templates know it; `from` and `value` are ShareGPT's names."""
+    """A message as chat templates know it; `from` and `value` are ShareGPT's names.
+
+    A field that is null counts as absent, for templates ask whether it is there. The content stays:
+    a message that only calls tools has none, and templates ask whether it is null.
+    """
     match message:
         case {"role": str(role), **rest}:
-            return {"role": role} | {str(name): value for name, value in rest.items()}
+            given = {str(name): value for name, value in rest.items()}
+            return {"role": role} | {
+                name: value
+                for name, value in given.items()
+                if value is not None or name == "content"
+            }
         case {"from": str(sender), "value": str(content)}:
             return {"role": _ROLES.get(sender, sender), "content": content}
         case _:

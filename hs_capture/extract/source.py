@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
@@ -16,7 +17,11 @@ from typing import Any
 import orjson
 import xxhash
 
-from hs_capture.errors import ConfigError
+from hs_capture.errors import ConfigError, FormatError
+from hs_capture.format.record import Record
+
+CHATS = ("messages", "conversations")
+"""The columns that hold chats."""
 
 _PIECE = 1 << 20
 _BATCH = 64
@@ -34,7 +39,7 @@ class Row:
 
 
 class Source(ABC):
-    """An input that can be read any number of times."""
+    """An input that can be read any number of times; `ConfigError` where its files are broken."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,7 +104,7 @@ class Parquet(Source):
     def rows(self) -> Iterator[Row]:
         numbers = count()
         for path in self.files():
-            with self._parquet.ParquetFile(path) as file:
+            with _whole(path, "Parquet"), self._parquet.ParquetFile(path) as file:
                 for batch in file.iter_batches(_BATCH):
                     yield from _rows(batch, numbers)
 
@@ -107,7 +112,23 @@ class Parquet(Source):
         return sorted(self.path.glob("*.parquet")) if self.path.is_dir() else [self.path]
 
     def __len__(self) -> int:
-        return sum(int(self._parquet.read_metadata(path).num_rows) for path in self.files())
+        return sum(map(self._count, self.files()))
+
+    def _count(self, path: Path) -> int:
+        with _whole(path, "Parquet"):
+            return int(self._parquet.read_metadata(path).num_rows)
+
+
+@dataclass(frozen=True)
+class _Part(Record):
+    filename: str
+
+
+@dataclass(frozen=True)
+class _State(Record):
+    """Of state.json, what the rows are in."""
+
+    _data_files: tuple[_Part, ...]
 
 
 class SavedDataset(Source):
@@ -119,21 +140,31 @@ class SavedDataset(Source):
 
     def rows(self) -> Iterator[Row]:
         numbers = count()
-        for batch in self._batches():
-            for start in range(0, batch.num_rows, _BATCH):
-                yield from _rows(batch.slice(start, _BATCH), numbers)
+        for path in self.files():
+            with _whole(path, "Arrow"):
+                for batch in self._batches(path):
+                    for start in range(0, batch.num_rows, _BATCH):
+                        yield from _rows(batch.slice(start, _BATCH), numbers)
 
     def files(self) -> list[Path]:
-        state = orjson.loads((self.path / "state.json").read_bytes())
-        return [self.path / entry["filename"] for entry in state["_data_files"]]
+        try:
+            state = _State.read(self.path / "state.json")
+        except FormatError as error:
+            raise ConfigError(
+                f"{error}; expected the folder of a data set as save_to_disk of datasets writes it"
+            ) from error
+        return [self.path / part.filename for part in state._data_files]
 
     def __len__(self) -> int:
-        return sum(batch.num_rows for batch in self._batches())
+        return sum(map(self._count, self.files()))
 
-    def _batches(self) -> Iterator[Any]:
-        for path in self.files():
-            with path.open("rb") as file, self._ipc.open_stream(file) as stream:
-                yield from stream
+    def _count(self, path: Path) -> int:
+        with _whole(path, "Arrow"):
+            return sum(batch.num_rows for batch in self._batches(path))
+
+    def _batches(self, path: Path) -> Iterator[Any]:
+        with path.open("rb") as file, self._ipc.open_stream(file) as stream:
+            yield from stream
 
 
 def open_source(path: Path) -> Source:
@@ -168,7 +199,44 @@ def _pyarrow(module: str, path: Path) -> Any:
         raise ConfigError(f"reading {path} needs pyarrow: pip install pyarrow") from None
 
 
+@contextmanager
+def _whole(path: Path, kind: str) -> Iterator[None]:
+    """Name the file, and say what to do, when it turns out to be broken within a block."""
+    try:
+        yield
+    # ValueError is Python's own, of a text or a time that it cannot make of what Arrow read.
+    except (_pyarrow("lib", path).ArrowException, ValueError, OSError) as error:
+        # Where the bytes make no sense, Arrow raises OSError too, without a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        why = str(error).strip()
+        raise ConfigError(
+            f"{path} cannot be read as {kind}: {why}; write or copy it again"
+        ) from error
+
+
 def _rows(batch: Any, numbers: Iterator[int]) -> Iterator[Row]:
     for columns in batch.to_pylist():
+        for name in CHATS:
+            if isinstance(columns.get(name), list):
+                columns[name] = [_message(message) for message in columns[name]]
         number = next(numbers)
         yield Row(number, f"row {number}", columns)
+
+
+def _message(message: Any) -> Any:
+    """A message without what Arrow put into it: it gives each struct the fields of all others.
+
+    Those of the message itself stay, null, for its reader knows what each means.
+    """
+    if not isinstance(message, dict):
+        return message
+    return {name: _given(value) for name, value in message.items()}
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _given(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_given(item) for item in value]
+    return value

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -12,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from hs_capture import ConfigError
 from hs_capture.extract.chat import ChatTokenizer
 from hs_capture.extract.samples import Prompt, RowError, check_ids, prompt_of
-from hs_capture.extract.source import Row
+from hs_capture.extract.source import Row, open_source
 
 WORDS = ["<unk>", "<user>", "<assistant>", "<end>", "hello", "world", "one", "two", "three"]
 PLAIN = (
@@ -80,6 +83,73 @@ def test_a_text_is_tokenized_and_counts_as_a_whole(tmp_path: Path) -> None:
     found = prompt({"text": "hello two world"}, tokenizer(tmp_path, PLAIN))
     assert found.input_ids.tolist() == [4, 7, 5]
     assert found.loss_mask == ((0, 3),)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "saved"])
+def test_fields_that_a_table_adds_do_not_reach_the_template(tmp_path: Path, kind: str) -> None:
+    """A table has one set of fields for all messages, parts and arguments; null is for absent ones.
+
+    So the same rows are the same tokens, whatever they are stored in.
+    """
+    template = (
+        "{% for m in messages %}{{ m.keys() | list }} {{ m['content'] }} "
+        "{% if 'calls' in m %}{{ m['calls'] | tojson }} {% endif %}<end> {% endfor %}"
+    )
+    one = {"role": "user", "content": "hello", "name": "one"}
+    two = {"role": "user", "content": None, "calls": [{"arguments": {"two": "2"}}]}
+    three = {"role": "user", "content": "hello", "calls": [{"arguments": {"three": "3"}}]}
+    chats = [[one], [two], [three, two]]
+    texts = []
+
+    class Written(ChatTokenizer):
+        def chat(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
+            texts.append(self._tokenizer.apply_chat_template(messages, tokenize=False))
+            return super().chat(messages)
+
+    words = tokenizer(tmp_path / "words", template)
+    words.__class__ = Written
+    rows = [{name: chat} for name in ("messages", "conversations") for chat in chats]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = pa.Table.from_pylist([{"messages": [], "conversations": None, **row} for row in rows])
+    if kind == "parquet":
+        path = tmp_path / "a.parquet"
+        pyarrow.parquet.write_table(table, path)
+    else:
+        path = tmp_path / "saved"
+        path.mkdir()
+        with pa.ipc.new_stream(path / "a.arrow", table.schema) as stream:
+            stream.write_table(table)
+        (path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    for source in (tmp_path / "a.jsonl", path):
+        for row in open_source(source).rows():
+            prompt_of(row, words)
+    lines, columns = texts[: len(rows)], texts[len(rows) :]
+    assert [sorted(text.split()) for text in columns] == [sorted(text.split()) for text in lines]
+    assert "2" in lines[1]
+    assert "'name'" not in lines[1] + lines[2]
+
+
+def test_a_null_field_of_a_message_is_absent_but_for_the_content(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if 'calls' in m %}one {% endif %}"
+        "{% if m['content'] is none %}two {% else %}three {% endif %}{% endfor %}"
+    )
+    chat = [{"role": "user", "content": "x", "calls": None}, {"role": "user", "content": None}]
+    assert prompt({"messages": chat}, tokenizer(tmp_path, template)).input_ids.tolist() == [8, 7]
+
+
+def test_a_chat_that_begins_with_the_assistant(tmp_path: Path) -> None:
+    """A template that marks his words has the right mask; else it would have what comes before."""
+    chat = [CHAT[1], *CHAT[2:]]
+    marked = prompt({"messages": chat}, tokenizer(tmp_path / "marked", MARKED))
+    assert marked.input_ids.tolist() == IDS[4:]
+    assert marked.loss_mask == ((1, 4), (8, 10))
+    plain = tokenizer(tmp_path / "plain", "hello world " + PLAIN)
+    with pytest.raises(RowError, match=r"begins with the assistant, .*; give input_ids and"):
+        prompt({"messages": chat}, plain)
+    system = {"role": "user", "content": "one"}
+    after = prompt({"messages": [system, *chat]}, plain)
+    assert after.loss_mask == ((6, 9), (13, 15))
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:

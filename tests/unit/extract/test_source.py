@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from hs_capture import ConfigError
-from hs_capture.extract.source import open_source
+from hs_capture.extract.source import Source, open_source
 
 ROWS: list[dict[str, Any]] = [
     {"id": f"s{i}", "input_ids": [i, i + 1], "loss_mask": [0, 1]} for i in range(150)
@@ -119,3 +119,66 @@ def test_without_pyarrow_the_package_to_install_is_named(
     with pytest.raises(ConfigError) as refused:
         open_source(path)
     assert str(refused.value) == f"reading {path} needs pyarrow: pip install pyarrow"
+
+
+def test_a_parquet_file_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    """Whether its end is missing or its middle is damaged, when rows are counted or read."""
+    whole = tmp_path / "whole.parquet"
+    pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), whole)
+    data = whole.read_bytes()
+    path = tmp_path / "a.parquet"
+    footer = int.from_bytes(data[-8:-4], "little")
+    for broken in (
+        b"",
+        b"x" * 100,
+        data[: len(data) // 2],
+        data[: -footer - 8] + bytes(footer) + data[-8:],
+    ):
+        path.write_bytes(broken)
+        with pytest.raises(ConfigError, match=f"^{path} cannot be read as Parquet: .+; write or"):
+            len(open_source(path))
+        with pytest.raises(ConfigError, match=f"^{path} cannot be read as Parquet: "):
+            list(open_source(path).rows())
+    path.write_bytes(data[:4] + bytes([255] * 400) + data[404:])
+    assert len(open_source(path)) == 150
+    with pytest.raises(ConfigError, match=f"^{path} cannot be read as Parquet: "):
+        list(open_source(path).rows())
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "expected a JSON object"),
+        ("{}", "field '_data_files' is missing"),
+        ('{"_data_files": [1]}', "expected a JSON object, found 1"),
+        ('{"_data_files": [{}]}', "field 'filename' is missing"),
+    ],
+)
+def test_a_state_that_lists_no_files_is_refused(tmp_path: Path, state: str, message: str) -> None:
+    saved_dataset(tmp_path / "saved", ROWS)
+    path = tmp_path / "saved" / "state.json"
+    path.write_text(state)
+    for use in (Source.digest, len, lambda source: list(source.rows())):
+        with pytest.raises(ConfigError, match=f"^{path}: .*save_to_disk") as refused:
+            use(open_source(tmp_path / "saved"))
+        assert message in str(refused.value)
+
+
+def test_a_broken_arrow_file_is_refused_by_name(tmp_path: Path) -> None:
+    saved_dataset(tmp_path / "saved", ROWS)
+    path = tmp_path / "saved" / "data-00001-of-00002.arrow"
+    whole = path.read_bytes()
+    for broken in (b"", b"x" * 100, whole[: len(whole) // 2]):
+        path.write_bytes(broken)
+        with pytest.raises(ConfigError, match=f"^{path} cannot be read as Arrow: "):
+            len(open_source(tmp_path / "saved"))
+        with pytest.raises(ConfigError, match=f"^{path} cannot be read as Arrow: "):
+            list(open_source(tmp_path / "saved").rows())
+
+
+def test_a_file_that_is_gone_is_no_broken_one(tmp_path: Path) -> None:
+    saved_dataset(tmp_path / "saved", ROWS)
+    (tmp_path / "saved" / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(FileNotFoundError, match=r"data-00001-of-00002\.arrow"):
+        len(open_source(tmp_path / "saved"))
