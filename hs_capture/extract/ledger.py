@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import orjson
-
 from hs_capture.errors import ConfigError
 from hs_capture.extract.output import OutputRun, Staged, append_durably, remove_sources
-from hs_capture.format.catalog import RUN_FILE, is_there
-from hs_capture.format.index import IndexEntry, cut_torn_line
+from hs_capture.extract.stored import captures, lined_rids, remove_parts
+from hs_capture.format.catalog import RUN_FILE
+from hs_capture.format.index import IndexEntry
 from hs_capture.format.run import RunInfo
-from hs_capture.format.tail import IndexTail
 from hs_capture.samples import SAMPLES_FILE, Sample, append_line
 from hs_capture.selection import Origin
 
@@ -51,7 +48,11 @@ class Ledger:
     """The samples of an output store. May be used by several threads at once."""
 
     def __init__(self, output: Path, key: str, rows: int) -> None:
-        """Read which samples of the run with this key the store has; one byte a row is held."""
+        """Read which samples of the run with this key the store has; one byte a row is held.
+
+        Nobody else may extract to `output` meanwhile. Raises `ConfigError` when it cannot be told
+        which are there.
+        """
         self.output = output
         self.totals = Totals()
         self.unclaimed: dict[int, tuple[str, IndexEntry]] = {}
@@ -146,38 +147,21 @@ class Ledger:
             ticket.done = True
 
     def _read(self) -> None:
-        lined = bytearray(len(self._has))
-        for told in self._lined():
-            lined[told] = 1
-        for folder, entry in self._entries():
+        remove_parts(self.output, self._key)
+        # By rid, not by sample: a sample that is captured a second time has two of them.
+        lined = set(lined_rids(self.output))
+        for folder, entry in captures(self.output, self._key):
             number = number_of(entry.rid, self._key)
-            if entry.file is None or number is None or number >= len(lined):
-                continue
-            path = os.path.join(folder, entry.file)
-            if not is_there(path):
+            if number is None or number >= len(self._has):
                 continue
             self._weights.setdefault(folder, entry.weights_version)
-            if lined[number]:
+            if entry.rid not in lined:
+                self.unclaimed[number] = (os.path.join(folder, str(entry.file)), entry)
+            elif not self._has[number]:
                 self._has[number] = 1
                 self.totals.add(entry)
-            else:
-                self.unclaimed[number] = (path, entry)
-
-    def _lined(self) -> Iterator[int]:
-        if not self._samples.exists():
-            return
-        cut_torn_line(self._samples)
-        with self._samples.open("rb") as file:
-            for line in file:
-                number = number_of(orjson.loads(line)["rid"], self._key)
-                if number is not None and number < len(self._has):
-                    yield number
-
-    def _entries(self) -> Iterator[tuple[Path, IndexEntry]]:
-        for run in sorted(self.output.glob(f"*/{RUN_FILE}")):
-            for index in sorted(run.parent.glob("index-*.jsonl")):
-                for entry in IndexTail(index).read():
-                    yield run.parent, entry
+        for number in [number for number in self.unclaimed if self._has[number]]:
+            del self.unclaimed[number]
 
 
 def rid_of(key: str, number: int, session: int, attempt: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hs_capture.errors import ConfigError
+from hs_capture.errors import ConfigError, FormatError
 from hs_capture.format.catalog import SUFFIX
 from hs_capture.format.record import Record
 from hs_capture.format.run import NormWeight, RunInfo
@@ -93,12 +93,23 @@ def open_summary(output: Path, source: Input) -> Summary:
 
     A store that holds no sample yet is begun anew, from whatever input and model; it keeps the key
     and counts its sessions on, so that what the server may still publish is known by its rid.
-    Raises `ConfigError` when another store was begun from another input, and says what differs.
+    Raises `ConfigError` when another store was begun from another input, and says what differs, and
+    when the store has samples, and extract.json does not say of which run and input.
     """
+    path = output / EXTRACT_FILE
     try:
-        found = Summary.read(output / EXTRACT_FILE)
+        found = Summary.read(path)
     except FileNotFoundError:
-        return Summary.new(source)
+        if _holds_nothing(output):
+            return Summary.new(source)
+        raise ConfigError(
+            f"{output} holds captures or {SAMPLES_FILE}, but no {EXTRACT_FILE}, which says of what "
+            f"input they are: put {path} back, or give another output directory"
+        ) from None
+    except FormatError as error:
+        raise ConfigError(
+            f"{error}; put {path} back as it was, or give another output directory"
+        ) from error
     if _holds_nothing(output):
         return replace(found, input=source, samples=source.samples, target=None)
     names = {

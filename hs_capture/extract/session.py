@@ -118,7 +118,9 @@ class Session:
         )
         started, before = time.monotonic(), self._summary.seconds
         state = "finished"
-        self._save("running", before)
+        self._count("running", before)
+        # Without its key the store could not be gone on with: no capture may come before it.
+        self._summary.write(self._output / EXTRACT_FILE, durable=True)
         session.start()
         try:
             with _terminated():
@@ -170,6 +172,12 @@ class Session:
         return rid.startswith(f"{self._summary.key}-")
 
     def _save(self, state: str, seconds: float) -> None:
+        self._count(state, seconds)
+        # On a full disk the error that matters is told already.
+        with suppress(OSError):
+            self._summary.write(self._output / EXTRACT_FILE, durable=True)
+
+    def _count(self, state: str, seconds: float) -> None:
         totals = self._ledger.totals
         self._summary = replace(
             self._summary,
@@ -181,9 +189,6 @@ class Session:
             stored_bytes=totals.stored_bytes,
             seconds=round(seconds, 3),
         )
-        # On a full disk the error that matters is told already.
-        with suppress(OSError):
-            self._summary.write(self._output / EXTRACT_FILE)
 
 
 def _runs(output: Path) -> list[RunInfo]:

@@ -49,9 +49,11 @@ class Record:
         record: Self = _object(cls, value, place)
         return record
 
-    def write(self, path: str | os.PathLike[str], mode: int = 0o600) -> None:
-        """Replace the file at `path` by this record, atomically."""
-        write_atomically(path, self.to_json() + b"\n", mode)
+    def write(
+        self, path: str | os.PathLike[str], mode: int = 0o600, *, durable: bool = False
+    ) -> None:
+        """Replace the file at `path` by this record; see `write_atomically`."""
+        write_atomically(path, self.to_json() + b"\n", mode, durable=durable)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from capture_files import RUN, states, write_capture, write_run
-from hs_capture import ConfigError, open_store
+from hs_capture import ConfigError, FormatError, open_store
 from hs_capture.extract.judgement import problem_of
 from hs_capture.extract.ledger import Ledger, number_of, rid_of
 from hs_capture.format.index import read_index
 from hs_capture.samples import Sample, read_samples
+from hs_capture.selection import select
 
 KEY = "x0a"
 
@@ -27,12 +28,14 @@ def sample(number: int) -> Sample:
 
 
 def published(dump: Path, count: int) -> tuple[Path, list[Path]]:
-    """A run with captures of the samples 0 to `count` - 1."""
+    """A run with captures of the samples 0 to `count` - 1, named as the writer names them."""
     run = write_run(dump)
     for number in range(count):
         rows = states(3, seed=number)
         streams = {"layer.1": rows, "final.pre_norm": rows + 1}
-        write_capture(run, number, sample(number).rid, streams)
+        entry = write_capture(run, number, sample(number).rid, streams)
+        path = run / str(entry.file)
+        path.rename(path.with_name(f"{number:09d}-{sample(number).rid}.hsc"))
     return run, sorted(run.rglob("*.hsc"))
 
 
@@ -95,6 +98,149 @@ def test_a_line_whose_capture_is_gone_counts_for_nothing(tmp_path: Path) -> None
     assert Ledger(output, KEY, 1).has(0)
     capture.unlink()
     assert not Ledger(output, KEY, 1).has(0)
+
+
+def store_of(dump: Path, output: Path, count: int) -> Ledger:
+    """An output with the samples 0 to `count` - 1."""
+    run, files = published(dump, count)
+    ledger = Ledger(output, KEY, count)
+    for number in range(count):
+        ledger.enter(*ledger.stage(run, str(files[number])), sample(number))
+    return ledger
+
+
+@pytest.mark.parametrize("lost", ["gone", "empty", "a line in the middle", "all lines"])
+def test_samples_are_known_without_their_index(tmp_path: Path, lost: str) -> None:
+    """The captures speak for themselves, so nothing is fetched a second time."""
+    output = tmp_path / "out"
+    ledger = store_of(tmp_path / "dump", output, 3)
+    index = output / "run-a" / "index-tp0.jsonl"
+    lines = index.read_bytes().splitlines(keepends=True)
+    if lost == "gone":
+        index.unlink()
+    elif lost == "empty":
+        index.write_bytes(b"")
+    elif lost == "all lines":
+        index.write_bytes(b"\n{\n[1]\n{}\n")
+    else:
+        index.write_bytes(lines[0] + lines[1][20:] + lines[2])
+    again = Ledger(output, KEY, 3)
+    assert [again.has(number) for number in range(3)] == [True] * 3
+    assert again.totals == ledger.totals
+    assert again.unclaimed == {}
+    assert [(run.run_id, version) for run, version in again.origins()] == [("run-a", 0)]
+
+
+def test_a_crash_between_name_and_index_is_found(tmp_path: Path) -> None:
+    """A capture of which neither an index nor samples.jsonl has a line waits for both."""
+    output = tmp_path / "out"
+    store_of(tmp_path / "dump", output, 2)
+    index, lines = output / "run-a" / "index-tp0.jsonl", output / "samples.jsonl"
+    for path in (index, lines):
+        path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    again = Ledger(output, KEY, 2)
+    assert (again.has(0), again.has(1)) == (True, False)
+    path, entry = again.unclaimed[1]
+    assert problem_of(path, np.arange(3) + 100) is None
+    again.claim(entry, sample(1))
+    assert read_samples(output) == {sample(n).rid: sample(n) for n in range(2)}
+    assert Ledger(output, KEY, 2).totals.captured == 2
+
+
+def test_the_second_capture_of_a_sample_waits_for_its_own_line(tmp_path: Path) -> None:
+    """The line of the first, whose file was taken away, is none of the second."""
+    output = tmp_path / "out"
+    ledger = store_of(tmp_path / "dump", output, 1)
+    next(output.rglob("*.hsc")).unlink()
+    second = replace(sample(0), rid=rid_of(KEY, 0, 2, 1))
+    run = tmp_path / "dump" / "run-a"
+    entry = write_capture(run, 7, second.rid, {"layer.1": states(3)})
+    target, staged = ledger.stage(run, str(run / str(entry.file)))
+    target.commit([staged])
+    again = Ledger(output, KEY, 1)
+    assert not again.has(0)
+    again.claim(again.unclaimed[0][1], second)
+    assert Ledger(output, KEY, 1).has(0)
+    assert open_store(output).rids() == [second.rid]
+    selected = select(open_store(output)).samples
+    assert selected == [second]
+
+
+def test_a_capture_that_is_superseded_is_not_waited_for(tmp_path: Path) -> None:
+    """It has no line, its sample has another capture: that one counts, once."""
+    output = tmp_path / "out"
+    ledger = store_of(tmp_path / "dump", output, 1)
+    run = tmp_path / "dump" / "run-a"
+    entry = write_capture(run, 7, rid_of(KEY, 0, 2, 1), {"layer.1": states(3)})
+    target, staged = ledger.stage(run, str(run / str(entry.file)))
+    target.commit([staged])
+    again = Ledger(output, KEY, 1)
+    assert (again.has(0), again.unclaimed, again.totals) == (True, {}, ledger.totals)
+
+
+def test_a_sample_that_is_there_twice_counts_once_and_readers_refuse_it(tmp_path: Path) -> None:
+    """As earlier releases left it when an index was lost."""
+    output = tmp_path / "out"
+    ledger = store_of(tmp_path / "dump", output, 1)
+    second = replace(sample(0), rid=rid_of(KEY, 0, 2, 1))
+    run = tmp_path / "dump" / "run-a"
+    entry = write_capture(run, 7, second.rid, {"layer.1": states(3)})
+    ledger.enter(*ledger.stage(run, str(run / str(entry.file))), second)
+    again = Ledger(output, KEY, 1)
+    assert (again.has(0), again.unclaimed, again.totals.captured) == (True, {}, 1)
+    twice = r"sample 0 is there twice, as rid 'x0a-00000000-1.1' and as rid 'x0a-00000000-2.1'"
+    with pytest.raises(FormatError, match=twice):
+        select(open_store(output))
+
+
+def test_captures_without_their_run_are_refused(tmp_path: Path) -> None:
+    """Those of this extraction; of others that lie there it knows nothing."""
+    output = tmp_path / "out"
+    store_of(tmp_path / "dump", output, 2)
+    (output / "run-a" / "run.json").unlink()
+    with pytest.raises(ConfigError, match=r"/run-a holds captures, but no run\.json: put it back"):
+        Ledger(output, KEY, 2)
+    assert not Ledger(output, "x0", 2).has(0)
+
+
+def test_a_damaged_capture_that_no_index_names_is_refused(tmp_path: Path) -> None:
+    """Whose it is cannot be told; without it, its sample is fetched again."""
+    output = tmp_path / "out"
+    store_of(tmp_path / "dump", output, 2)
+    (output / "run-a" / "index-tp0.jsonl").unlink()
+    damaged = sorted(output.rglob("*.hsc"))[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=f"^{damaged}: .* names this file: remove it and run"):
+        Ledger(output, KEY, 2)
+    damaged.unlink()
+    again = Ledger(output, KEY, 2)
+    assert (again.has(0), again.has(1)) == (True, False)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"{\n", b"[1]\n", b"{}\n", b'{"rid":3}\n', b"\xff\n"])
+def test_a_broken_line_of_samples_is_named(tmp_path: Path, line: bytes) -> None:
+    output = tmp_path / "out"
+    store_of(tmp_path / "dump", output, 2)
+    path = output / "samples.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + line + second)
+    with pytest.raises(ConfigError, match=f"^{path}: line 2: .*; remove that line and run"):
+        Ledger(output, KEY, 2)
+    path.write_bytes(first)
+    again = Ledger(output, KEY, 2)
+    again.claim(again.unclaimed[1][1], sample(1))
+    assert read_samples(output) == {sample(n).rid: sample(n) for n in range(2)}
+
+
+def test_half_copies_of_a_killed_extraction_are_removed(tmp_path: Path) -> None:
+    """Of whatever run, when the output is taken up again; those of others stay."""
+    run, files = published(tmp_path / "dump", 1)
+    output = tmp_path / "out"
+    _, mine = Ledger(output, KEY, 1).stage(run, str(files[0]))
+    other = Path(mine.part).with_name(".000000009-x0b-00000000-1.1.hsc.part")
+    other.touch()
+    Ledger(output, KEY, 1)
+    assert list(output.rglob("*.part")) == [other]
 
 
 def test_a_full_disk_leaves_the_source_and_no_half_line(tmp_path: Path) -> None:

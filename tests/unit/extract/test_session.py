@@ -5,8 +5,10 @@ Real rings, writers and files; of SGLang only the HTTP interface.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import re
 import threading
 import time
@@ -308,6 +310,87 @@ def test_an_output_without_a_sample_is_bound_to_no_input(tmp_path: Path) -> None
         (tmp_path / "000000001.hsc").rename(output / "run-a" / "000000001.hsc")
         with pytest.raises(ConfigError, match="belongs to another input"):
             extract(tmp_path, (stub, dump))
+
+
+@pytest.mark.parametrize("lost", ["run-a/index-tp0.jsonl", "samples.jsonl"])
+def test_what_is_in_the_output_is_not_asked_for_again(tmp_path: Path, lost: str) -> None:
+    """The captures say which samples they are of, whatever beside them is lost."""
+    prompts = write_input(tmp_path, 6)
+    dump, output = tmp_path / "dump", tmp_path / "out"
+    with serving(dump, run_id="run-a") as stub:
+        extract(tmp_path, (stub, dump))
+        (output / lost).unlink()
+        asked = len(stub.computed)
+        summary, error = extract(tmp_path, (stub, dump))
+        assert (error, summary.captured, summary.failed) == (None, 6, 0)
+        assert [line for line in stub.log if "probe" not in line and "POST" in line] == [
+            f"POST {number:08d}-1.{number + 1} 200" for number in range(6)
+        ]
+        assert len(stub.computed) == asked + 1, "only the probe"
+        assert_stored_once(output, prompts, stub.computed)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "message"),
+    [
+        ("extract.json", None, r"holds captures or samples\.jsonl, but no extract\.json, which"),
+        ("extract.json", b"", r"extract\.json: not valid JSON.*; put .*/extract\.json back as it"),
+        ("run-a/run.json", None, r"/run-a holds captures, but no run\.json: put it back"),
+        ("run-a/run.json", b"{", r"/run-a/run\.json: not valid JSON.*; put it back"),
+        ("samples.jsonl", b"{\n", r"samples\.jsonl: line 1: not valid JSON.*; remove that line"),
+    ],
+)
+def test_an_output_that_cannot_be_told_is_refused(
+    tmp_path: Path, name: str, broken: bytes | None, message: str
+) -> None:
+    """No sample is asked for, and the output stays as it is: begun anew it would be doubled."""
+    write_input(tmp_path, 3)
+    dump, output = tmp_path / "dump", tmp_path / "out"
+    with serving(dump, run_id="run-a") as stub:
+        extract(tmp_path, (stub, dump))
+        (output / name).unlink()
+        if broken is not None:
+            (output / name).write_bytes(broken)
+        files, asked = sorted(output.rglob("*")), len(stub.computed)
+        with pytest.raises(ConfigError, match=message):
+            extract(tmp_path, (stub, dump))
+        assert (sorted(output.rglob("*")), len(stub.computed)) == (files, asked)
+
+
+def test_the_key_of_an_output_is_durable_before_the_first_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And stays so: what replaces it later is durable, too. Where it cannot be, nothing begins."""
+    write_input(tmp_path, 3)
+    dump = tmp_path / "dump"
+    written: list[bool] = []
+    write = Summary.write
+    full = True
+
+    def watched(self: Summary, path: Path, mode: int = 0o600, *, durable: bool = False) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        written.append(durable)
+        write(self, path, mode, durable=durable)
+
+    monkeypatch.setattr(Summary, "write", watched)
+    at_samples: list[int] = []
+
+    def answer(_: str, rid: str | None) -> int:
+        if is_sample(rid):
+            at_samples.append(len(written))
+        return 200
+
+    with serving(dump, run_id="run-a", answer=answer) as stub:
+        with pytest.raises(OSError, match="No space left"):
+            extract(tmp_path, (stub, dump))
+        assert at_samples == []
+        full = False
+        summary, _ = extract(tmp_path, (stub, dump))
+    assert summary.captured == len(at_samples) == 3
+    assert at_samples[0] == 1
+    assert written
+    assert all(written)
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
