@@ -62,7 +62,9 @@ class Session:
         self._tokenizer = (
             ChatTokenizer(tokenizer, trust_remote_code=trust_remote_code) if tokenizer else None
         )
-        self._shard, self._servers, self._output, self._effort = shard, servers, output, effort
+        self._shard, self._output, self._effort = shard, output, effort
+        # Followed under two names, a directory would lose under one what the other waits for.
+        self._servers = [(url, dump_dir.resolve()) for url, dump_dir in servers]
         refuse_file(output, "directory")
         for _, dump_dir in servers:
             refuse_nesting(dump_dir, output)

@@ -393,6 +393,20 @@ def test_the_key_of_an_output_is_durable_before_the_first_sample(
     assert all(written)
 
 
+def test_two_names_of_a_dump_directory_are_one(tmp_path: Path) -> None:
+    """Followed under each, it would lose under one name what is waited for under the other."""
+    prompts = write_input(tmp_path, 12)
+    dump, other = tmp_path / "dump", tmp_path / "link"
+    other.symlink_to(dump)
+    with serving(dump, run_id="run-a") as stub:
+        places = [(stub, dump), (stub, other), (stub, tmp_path / "x" / ".." / "dump")]
+        (tmp_path / "x").mkdir()
+        effort = Effort(concurrency=2, retries=0, capture_seconds=30)
+        summary, error = extract(tmp_path, *places, effort=effort)
+        assert (error, summary.captured, summary.failed) == (None, 12, 0)
+        assert_stored_once(tmp_path / "out", prompts, stub.computed)
+
+
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     write_input(tmp_path, 1)
     (tmp_path / "dump").mkdir()
