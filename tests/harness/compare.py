@@ -31,9 +31,21 @@ def errors(
     """Return the relative error of every tensor of a capture of ``prompt``, by stream name.
 
     ``rows`` limits the comparison to [start, stop), for captures that are not complete. Post-norm
-    states are compared too where only pre-norm ones are stored: then it is the derived ones.
+    states are compared too where only pre-norm ones are stored: then it is the derived ones. Where
+    the choice of an expert is a tie, a capture may be as right with the other one.
     """
     assert capture.input_ids.tolist() == list(prompt)
+    found = _errors(capture, prompt, reference, rows)
+    for tie in reference.states(prompt).ties:
+        if max(found.values()) > TOLERANCE:
+            other = _errors(capture, prompt, reference.choosing_otherwise(tie), rows)
+            found = min(found, other, key=lambda errors: max(errors.values()))
+    return found
+
+
+def _errors(
+    capture: Capture, prompt: Sequence[int], reference: Reference, rows: tuple[int, int] | None
+) -> dict[str, float]:
     start, stop = rows or (0, len(prompt))
     states = reference.states(prompt)
     aux = capture.aux_hidden_states(rows=rows)

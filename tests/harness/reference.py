@@ -10,6 +10,21 @@ from typing import Any
 
 import torch
 
+TIE = 2e-6
+"""Scores of experts that differ by less are a tie: in float32 they are right to some 1e-7."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A token for which the last expert that a layer asks scored as the first one that it does not.
+
+    Sums in another order decide between them, so of two engines that are both right each may ask
+    another one, and everything behind that differs.
+    """
+
+    layer: int
+    row: int
+
 
 @dataclass(frozen=True)
 class States:
@@ -21,6 +36,8 @@ class States:
     layers: dict[int, torch.Tensor]
     pre_norm: torch.Tensor
     post_norm: torch.Tensor
+    ties: tuple[Tie, ...] = ()
+    """Where another choice of experts would have been as good."""
 
 
 class Reference:
@@ -38,10 +55,17 @@ class Reference:
         self._known: dict[tuple[int, ...], States] = {}
         self._seen: dict[Any, torch.Tensor] = {}
         self._images: tuple[int, torch.Tensor] | None = None
+        self._ties: list[Tie] = []
+        self._other: Tie | None = None
+        # What the hooks read, of whichever copy of this object runs the model.
+        self._swapped: list[Tie | None] = [None]
         # Hooks of our own, because the last of transformers' `hidden_states` is normed already.
         inner = self._model.model
         for layer_id, layer in enumerate(inner.layers):
             layer.register_forward_hook(self._keep_output(layer_id))
+            gate = getattr(layer.mlp, "gate", None)
+            if type(gate).__name__ == "DeepseekV2TopkRouter":
+                gate.register_forward_hook(self._see_ties(layer_id))
         inner.norm.register_forward_pre_hook(self._keep_input("pre_norm"))
         inner.norm.register_forward_hook(self._keep_output("post_norm"))
 
@@ -60,13 +84,21 @@ class Reference:
         key = tuple(prompt)
         if key not in self._known:
             self._seen.clear()
+            self._ties.clear()
+            self._swapped[:] = [self._other]
             embeddings = self._embeddings(key)
             with torch.no_grad():
                 self._model.model(inputs_embeds=embeddings, use_cache=False)
             named = {-1: embeddings[0], **self._seen}
             pre_norm, post_norm = named.pop("pre_norm"), named.pop("post_norm")
-            self._known[key] = States(named, pre_norm, post_norm)
+            self._known[key] = States(named, pre_norm, post_norm, tuple(self._ties))
         return self._known[key]
+
+    def choosing_otherwise(self, tie: Tie) -> Reference:
+        """Return the same model, but for the expert that it asks at `tie`."""
+        other = copy.copy(self)
+        other._known, other._other = {}, tie
+        return other
 
     def next_token(self, prompt: Sequence[int]) -> int:
         """Return the most likely token after ``prompt``."""
@@ -96,6 +128,25 @@ class Reference:
     def _keep_output(self, name: Any) -> Any:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
             self._seen[name] = (output[0] if isinstance(output, tuple) else output)[0].clone()
+
+        return hook
+
+    def _see_ties(self, layer: int) -> Any:
+        def hook(gate: Any, args: Any, output: Any) -> Any:
+            logits, weights, indices = output
+            scores = logits.softmax(dim=-1)
+            best = scores.topk(gate.top_k + 1, dim=-1)
+            margin = best.values[:, -2] - best.values[:, -1]
+            self._ties += [Tie(layer, int(row)) for row in (margin < TIE).nonzero()]
+            wanted = self._swapped[0]
+            if wanted is None or wanted.layer != layer:
+                return output
+            indices, weights = indices.clone(), weights.clone()
+            last, next_best = best.indices[wanted.row, -2:]
+            place = int((indices[wanted.row] == last).nonzero())
+            indices[wanted.row, place] = next_best
+            weights[wanted.row, place] = best.values[wanted.row, -1] * gate.routed_scaling_factor
+            return logits, weights, indices
 
         return hook
 
