@@ -1,20 +1,22 @@
 """samples.jsonl: which sample of a training set each capture of a store belongs to.
 
-One line a sample, appended when its capture is in the store. A line counts once its line end is
-written; what follows the last line end is a line that was never finished. A capture file cannot
-say this itself: the server that wrote it knew neither the sample nor its loss mask.
+One line a sample, appended when its capture is in the store. A line is a JSON object, of which no
+part is one too: so the last line counts if it is one, with or without a line end, which editors and
+scripts may leave out; else it was never finished. A capture file cannot say this itself: the server
+that wrote it knew neither the sample nor its loss mask.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
 from hs_capture.errors import FormatError
 from hs_capture.format.record import Record
@@ -94,20 +96,33 @@ def read_samples(folder: str | os.PathLike[str]) -> dict[str, Sample] | None:
     """The samples of the store at `folder` by rid, in the order of the file.
 
     None where there is no samples.jsonl. Of two lines with one rid the later holds. An unfinished
-    last line is passed over; a finished line that is broken raises `FormatError` with its number.
+    last line is passed over; any other that is broken raises `FormatError` with its number.
     """
-    path = Path(folder) / SAMPLES_FILE
     try:
-        file = path.open("rb")
+        return {sample.rid: sample for sample in iterate_samples(folder)}
     except FileNotFoundError:
         return None
-    samples: dict[str, Sample] = {}
-    with file:
+
+
+def iterate_samples(folder: str | os.PathLike[str]) -> Iterator[Sample]:
+    """The samples of the store at `folder`, one a line; errors as for `read_samples`.
+
+    Raises `FileNotFoundError` where there is no samples.jsonl.
+    """
+    path = Path(folder) / SAMPLES_FILE
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                sample = _sample(line, f"{path}: line {number}")
-                samples[sample.rid] = sample
-    return samples
+            if line.endswith(b"\n") or _is_whole(line):
+                yield _sample(line, f"{path}: line {number}")
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a last line without a line end is more than the beginning of one."""
+    try:
+        orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _sample(data: bytes, place: str) -> Sample:

@@ -53,8 +53,24 @@ def test_a_store_without_the_file_is_told_from_an_empty_one(tmp_path: Path) -> N
 
 
 def test_an_unfinished_last_line_is_passed_over(tmp_path: Path) -> None:
-    torn = append_line(SECOND)[:-1]
-    assert read_samples(write(tmp_path, append_line(FIRST) + torn)) == {"r-0": FIRST}
+    """Wherever a writer that is still at it has got to, short of the whole line."""
+    whole = append_line(SECOND).rstrip()
+    for end in range(len(whole)):
+        write(tmp_path, append_line(FIRST) + whole[:end])
+        assert read_samples(tmp_path) == {"r-0": FIRST}
+
+
+def test_a_last_line_counts_without_its_line_end(tmp_path: Path) -> None:
+    """Editors and scripts leave it out."""
+    write(tmp_path, append_line(FIRST) + append_line(SECOND).rstrip())
+    assert read_samples(tmp_path) == {"r-0": FIRST, "r-1": SECOND}
+    assert read_samples(write(tmp_path, append_line(SECOND).rstrip())) == {"r-1": SECOND}
+
+
+def test_a_last_line_without_its_line_end_is_read_with_suspicion(tmp_path: Path) -> None:
+    write(tmp_path, append_line(FIRST) + b'{"id": "x", "sample": 1, "rid": "y"}')
+    with pytest.raises(FormatError, match=r"line 2: field 'loss_mask' is missing"):
+        read_samples(tmp_path)
 
 
 def test_of_two_lines_with_one_rid_the_later_holds(tmp_path: Path) -> None:
