@@ -83,7 +83,7 @@ class HiddenStatesDataset(Dataset[Item]):
         self.final = final
         self.layers = None if layers is None else tuple(layers)
         self.left_out = selection.left_out
-        """How many captures are not in the dataset, by reason."""
+        """How many captures and samples are not in the dataset, by reason."""
         self._folder = store.path
         self._pack(store, selection.positions)
         samples = selection.samples

@@ -21,12 +21,15 @@ Origin: TypeAlias = "tuple[RunInfo, int]"
 """A run and one version of its weights."""
 
 _OLDER = "older captures of a rid"
+_NO_CAPTURE = "samples without a capture"
 
 
 @dataclass(frozen=True)
 class Selection:
     """The chosen captures by position in the store, and those left out, counted by reason.
 
+    `left_out` counts samples too of which the store has no capture, neither complete nor not. Those
+    that `extract` has brought since the store was opened are among them.
     `samples` has the sample of each chosen capture, and is None for a store without samples.jsonl.
     `origins` has the runs that the chosen ones come from, each with the version of its weights.
     """
@@ -46,10 +49,10 @@ def select(
 ) -> Selection:
     """Choose the newest complete capture of every rid that matches the shell pattern `rids`.
 
-    With a samples.jsonl only the rids in it are taken, in the order of their samples; else all, in
-    the order of the store. Captures with a LoRA adapter, and of other weights than those asked for,
-    are left out. No capture file is opened. Runs may differ in their layers if the caller chooses
-    among these (`layers_are_chosen`).
+    With a samples.jsonl only the rids in it are taken, in the order of their samples, and samples
+    without a capture are counted; else all rids, in the order of the store. Captures with a LoRA
+    adapter, and of other weights than those asked for, are left out. No capture file is opened.
+    Runs may differ in their layers if the caller chooses among these (`layers_are_chosen`).
 
     Raises:
         ConfigError: the captures are of several models, dtypes, choices of layers or weights.
@@ -81,15 +84,30 @@ def select(
     _require_alike(origins, layers_are_chosen)
     if samples is None:
         return Selection(list(chosen.values()), None, dict(left_out), origins)
-    ordered = sorted((samples[rid] for rid in chosen), key=lambda sample: sample.number)
+    absent = _without_capture(store, samples, rids)
+    if absent:
+        left_out[_NO_CAPTURE] = absent
+    ordered = _in_order(store, [samples[rid] for rid in chosen])
+    positions = [chosen[sample.rid] for sample in ordered]
+    return Selection(positions, ordered, dict(left_out), origins)
+
+
+def _without_capture(store: CaptureStore, samples: dict[str, Sample], rids: str | None) -> int:
+    # By number and not by rid: a sample that was fetched again has a line for each of its rids.
+    captured = {samples[e.rid].number for e in store.entries() if e.rid in samples}
+    asked_for = {sample.number for sample in samples.values() if _matches(sample.rid, rids)}
+    return len(asked_for - captured)
+
+
+def _in_order(store: CaptureStore, samples: list[Sample]) -> list[Sample]:
+    ordered = sorted(samples, key=lambda sample: sample.number)
     for one, other in pairwise(ordered):
         if one.number == other.number:
             raise FormatError(
                 f"{store.path / SAMPLES_FILE}: sample {one.number} is there twice, as rid "
                 f"{one.rid!r} and as rid {other.rid!r}"
             )
-    positions = [chosen[sample.rid] for sample in ordered]
-    return Selection(positions, ordered, dict(left_out), origins)
+    return ordered
 
 
 def _origins(store: CaptureStore, positions: Iterable[int]) -> list[Origin]:
@@ -124,10 +142,14 @@ def _require_alike(origins: Sequence[Origin], layers_are_chosen: bool) -> None:
 
 
 def _left_out(entry: IndexEntry, samples: dict[str, Sample] | None, rids: str | None) -> str | None:
-    if rids is not None and not fnmatch.fnmatchcase(entry.rid, rids):
+    if not _matches(entry.rid, rids):
         return "of other rids"
     if samples is not None and entry.rid not in samples:
         return f"not in {SAMPLES_FILE}"
     if entry.lora is not None:
         return "with a LoRA adapter"
     return None if entry.complete else f"incomplete ({entry.incomplete_reason})"
+
+
+def _matches(rid: str, rids: str | None) -> bool:
+    return rids is None or fnmatch.fnmatchcase(rid, rids)

@@ -10,7 +10,9 @@ import pytest
 
 from capture_files import RUN, norm_weight, states, write_capture, write_run
 from hs_capture import ConfigError, HiddenStatesDataset, open_store
+from hs_capture.samples import Sample
 from hs_capture.selection import select
+from unit.export.stores import write_samples
 
 
 def store_of(tmp_path: Path, *captures: dict[str, object]) -> Path:
@@ -67,3 +69,26 @@ def test_a_dataset_takes_the_weights_that_are_asked_for(tmp_path: Path) -> None:
     path = store_of(tmp_path, {}, {"weights_version": 1})
     dataset = HiddenStatesDataset(path, final="pre_norm", weights_version=1)
     assert [dataset.capture(index).rid for index in range(len(dataset))] == ["r1"]
+
+
+def test_samples_without_a_capture_are_counted(tmp_path: Path) -> None:
+    """Its file was deleted, or taken away; an incomplete capture is counted as one."""
+    path = store_of(tmp_path, {}, {}, {"missing": [(0, 1)], "reason": "aborted"}, {})
+    write_samples(path, *(Sample(number, "", f"r{number}", ()) for number in range(4)))
+    (path / RUN.run_id / "000000" / "000000001-x.hsc").unlink()
+    chosen = select(open_store(path))
+    assert chosen.samples is not None
+    assert [sample.number for sample in chosen.samples] == [0, 3]
+    assert chosen.left_out == {"incomplete (aborted)": 1, "samples without a capture": 1}
+    assert HiddenStatesDataset(path, final="pre_norm").left_out == chosen.left_out
+    assert select(open_store(path), "r[03]").left_out == {"of other rids": 1}
+
+
+def test_a_sample_that_was_fetched_again_has_a_capture(tmp_path: Path) -> None:
+    """It has a line for the rid of each time, of which the first has no capture any more."""
+    path = store_of(tmp_path, {}, {}, {})
+    write_samples(path, *(Sample(number % 2, "", f"r{number}", ()) for number in range(3)))
+    (path / RUN.run_id / "000000" / "000000000-x.hsc").unlink()
+    chosen = select(open_store(path))
+    assert chosen.positions == [1, 0]
+    assert chosen.left_out == {}
