@@ -71,7 +71,7 @@ class HiddenStatesDataset(Dataset[Item]):
         Raises:
             StoreNotFoundError: there are no captures at all.
             ConfigError: there is no complete one, they are of several models, choices of layers or
-                weights, or `final` is no norm.
+                weights, another folder has their samples.jsonl, or `final` is no norm.
             FormatError: the store is damaged.
         """
         if final not in ("pre_norm", "post_norm"):

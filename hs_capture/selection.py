@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hs_capture.errors import ConfigError, FormatError
 from hs_capture.samples import SAMPLES_FILE, Sample, read_samples
+from hs_capture.samples_elsewhere import refuse_samples_elsewhere
 
 if TYPE_CHECKING:
     from hs_capture.format.index import IndexEntry
@@ -55,7 +56,8 @@ def select(
     Runs may differ in their layers if the caller chooses among these (`layers_are_chosen`).
 
     Raises:
-        ConfigError: the captures are of several models, dtypes, choices of layers or weights.
+        ConfigError: the captures are of several models, dtypes, choices of layers or weights, or
+            another folder than the store's has their samples.jsonl.
         FormatError: samples.jsonl is damaged, or a sample is there under two rids.
     """
     samples = read_samples(store.path)
@@ -83,6 +85,7 @@ def select(
     origins = _origins(store, chosen.values())
     _require_alike(origins, layers_are_chosen)
     if samples is None:
+        refuse_samples_elsewhere(store, chosen.values())
         return Selection(list(chosen.values()), None, dict(left_out), origins)
     absent = _without_capture(store, samples, rids)
     if absent:
