@@ -15,7 +15,14 @@ import numpy as np
 from hs_capture.counted import count_text
 from hs_capture.errors import FormatError, NotCapturedError
 from hs_capture.format.codec import dtype_of
-from hs_capture.format.metadata import INPUT_IDS, POST_NORM, PRE_NORM, CaptureMetadata, layer_stream
+from hs_capture.format.metadata import (
+    INPUT_IDS,
+    POST_NORM,
+    PRE_NORM,
+    TOLD_BY_INDEX_TOO,
+    CaptureMetadata,
+    layer_stream,
+)
 from hs_capture.intervals import union
 from hs_capture.linked_rows import LinkedReader
 from hs_capture.norm import apply_norm
@@ -32,12 +39,6 @@ Rows: TypeAlias = slice | tuple[int, int] | None
 """Which tokens: all of them, a slice without a step, or a [start, stop) pair."""
 
 FinalState: TypeAlias = Literal["pre_norm", "post_norm"]
-
-_TOLD_BY_BOTH = (
-    *("rid", "sequence", "num_tokens", "prompt_tokens", "missing", "weights_version", "lora"),
-    *("links", "rows_behind"),
-)
-"""What index and file must agree on."""
 
 
 class Capture:
@@ -208,7 +209,7 @@ class Capture:
             place = f"{self.file}: metadata"
             metadata = CaptureMetadata.from_object(reader.metadata, place)
             elsewhere = [(source.start, source.stop) for source in self._sources]
-            for name in _TOLD_BY_BOTH:
+            for name in TOLD_BY_INDEX_TOO:
                 said, indexed = getattr(metadata, name), getattr(self._entry, name)
                 if name == "missing":
                     said, indexed = union(said), union([*indexed, *elsewhere])

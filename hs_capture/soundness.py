@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import xxhash
 
 from hs_capture.errors import FormatError
 from hs_capture.format.container import ContainerReader
 from hs_capture.format.footer import Stream
-from hs_capture.format.metadata import INPUT_IDS, CaptureMetadata, layer_stream
+from hs_capture.format.metadata import (
+    INPUT_IDS,
+    TOLD_BY_INDEX_TOO,
+    TOLD_BY_RUN_TOO,
+    CaptureMetadata,
+    layer_stream,
+)
 from hs_capture.intervals import subtract, union
 from hs_capture.numbers import any_nonzero, count_not_finite
+
+if TYPE_CHECKING:
+    from hs_capture.format.index import IndexEntry
+    from hs_capture.format.run import RunInfo
 
 
 @dataclass(frozen=True)
@@ -42,14 +54,21 @@ def newest_files(run: Path, limit: int | None) -> Iterator[str]:
             yield str(path)
 
 
-def examine(path: str) -> Examined | None:
-    """Read one capture whole and judge it; None when it was taken away meanwhile."""
+def examine(
+    path: str, entry: IndexEntry | None = None, run: RunInfo | None = None
+) -> Examined | None:
+    """Read one capture whole and judge it; None when it was taken away meanwhile.
+
+    It is held against its line in the index, `entry` (as it stands there, without the rows of other
+    captures), and against its `run`, where they are given.
+    """
     try:
         with ContainerReader(path) as reader:
             size = reader.size
             try:
                 metadata = CaptureMetadata.from_object(reader.metadata, f"{path}: metadata")
-                problem = next(_problems(reader, metadata), None)
+                problems = chain(_strange(metadata, entry, run), _problems(reader, metadata))
+                problem = next(problems, None)
             except FormatError as error:
                 return Examined(path, size, None, str(error))
             named = None if problem is None else f"{path}: {problem}"
@@ -60,6 +79,22 @@ def examine(path: str) -> Examined | None:
         return Examined(path, 0, None, str(error))
     except OSError as error:
         return Examined(path, 0, None, f"{path}: cannot be read: {error.strerror}")
+
+
+def _strange(
+    metadata: CaptureMetadata, entry: IndexEntry | None, run: RunInfo | None
+) -> Iterator[str]:
+    """What the file says otherwise than index and run do: it is another one than belongs here."""
+    for other, names, place in (
+        (entry, TOLD_BY_INDEX_TOO, "the index"),
+        (run, TOLD_BY_RUN_TOO, "run.json"),
+    ):
+        for name in names if other is not None else ():
+            said, expected = getattr(metadata, name), getattr(other, name)
+            if name == "missing":
+                said, expected = union(said), union(expected)
+            if said != expected:
+                yield f"{name} is {said!r}, but {place} says {expected!r}"
 
 
 def _problems(reader: ContainerReader, metadata: CaptureMetadata) -> Iterator[str]:

@@ -12,6 +12,15 @@ INPUT_IDS = "input_ids"
 PRE_NORM = "final.pre_norm"
 POST_NORM = "final.post_norm"
 
+TOLD_BY_INDEX_TOO = (
+    *("rid", "sequence", "num_tokens", "prompt_tokens", "missing", "weights_version", "lora"),
+    *("links", "rows_behind"),
+)
+"""The fields that a capture file and its line in the index must agree on."""
+
+TOLD_BY_RUN_TOO = ("run_id", "layer_ids", "final", "hidden_size", "dtype")
+"""The fields that a capture file and the run.json of its run must agree on."""
+
 
 def layer_stream(layer: int) -> str:
     """The name of the stream with the output of decoder layer `layer`; -1 is the embedding."""

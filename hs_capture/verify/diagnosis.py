@@ -19,6 +19,7 @@ from hs_capture.verify.activity import (
 )
 from hs_capture.verify.enabled import look_at_directory, look_at_settings, look_at_variables
 from hs_capture.verify.examination import Examination, examine_run, look_at_soundness
+from hs_capture.verify.gone import look_at_gone
 from hs_capture.verify.installation import look_at_installation
 from hs_capture.verify.pace import look_at_pace
 from hs_capture.verify.processes import find_servers
@@ -43,10 +44,10 @@ def diagnose(dump_dir: Path | None, sample: int | None, prove: Prove | None = No
     given = None if dump_dir is None else _dump_dir_of_run(dump_dir)
     if dump_dir is None:
         dump_dir = _directory_of_this_shell()
-    evidence = Evidence((), None, ()) if dump_dir is None else read_evidence(dump_dir)
+    evidence = Evidence((), None, ()) if dump_dir is None else read_evidence(dump_dir, sample)
     progress = Progress("read")
     try:
-        examinations = tuple(examine_run(run, sample, progress.add) for run in evidence.runs)
+        examinations = tuple(examine_run(run, progress.add) for run in evidence.runs)
     finally:
         progress.end()
 
@@ -95,6 +96,7 @@ def diagnose(dump_dir: Path | None, sample: int | None, prove: Prove | None = No
         *(check for run in evidence.judged for check in look_at_pace(run)),
         *(check for run in evidence.judged for check in look_at_life(run)),
         *look_at_first_process(evidence.runs, servers),
+        *look_at_gone(evidence.runs),
     ]
     sound = [check for examination in examinations for check in look_at_soundness(examination)]
     damage = [Check("run files", "fail", text, "do not trust this run") for text in evidence.damage]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hs_capture.counted import count_text
-from hs_capture.soundness import Examined, examine, newest_files
+from hs_capture.soundness import Examined, examine
 from hs_capture.verify.report import Check, size_text
 from hs_capture.verify.runs import Run
 
@@ -35,12 +35,12 @@ class Examination:
         return tuple(capture for capture in self.captures if capture.problem is not None)
 
 
-def examine_run(run: Run, sample: int | None, read_one: Callable[[], None]) -> Examination:
-    """Read the newest `sample` captures of a run, None for all; `read_one` is told of each."""
+def examine_run(run: Run, read_one: Callable[[], None]) -> Examination:
+    """Read the newest captures of a run, those that it names; `read_one` is told of each."""
     began = time.monotonic()
     captures = []
-    for path in newest_files(run.path, sample):
-        examined = examine(path)
+    for path, entry in run.newest.items():
+        examined = examine(path, entry, run.info)
         if examined is not None:
             captures.append(examined)
             read_one()

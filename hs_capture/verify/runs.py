@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from hs_capture.errors import FormatError
+from hs_capture.format.catalog import capture_files
 from hs_capture.format.index import IndexEntry, read_index
 from hs_capture.format.links import Sources
 from hs_capture.format.run import Refusal, RunInfo, Status
+from hs_capture.soundness import newest_files
 from hs_capture.verify.processes import started_at
 from hs_capture.writer.leftovers import OPEN_FOLDER
 
@@ -45,6 +48,10 @@ class Run:
     server_alive: bool
     is_store: bool = False
     """Whether captures of the run were moved here: its writer reports where it writes them."""
+    newest: Mapping[str, IndexEntry | None] = field(default_factory=dict)
+    """The files of the newest captures, the newest first, each with its line in the index."""
+    gone: tuple[str, ...] = ()
+    """In a store: the rids of captures that the index names and whose files are not there."""
 
     @property
     def heartbeat_age(self) -> float | None:
@@ -102,11 +109,14 @@ class Evidence:
         return tuple(run for run in self.runs if run.live) or self.runs[-1:]
 
 
-def read_evidence(dump_dir: Path) -> Evidence:
-    """Read what servers left in `dump_dir` (or in one run directory), the oldest run first."""
+def read_evidence(dump_dir: Path, sample: int | None) -> Evidence:
+    """Read what servers left in `dump_dir` (or in one run directory), the oldest run first.
+
+    `sample` is how many of the newest captures of each run are listed, None for all.
+    """
     damage: list[str] = []
     refusal = _tried(Refusal.read, dump_dir / REFUSAL_FILE, damage)
-    found = [_read_run(path, damage) for path in _run_directories(dump_dir)]
+    found = [_read_run(path, sample, damage) for path in _run_directories(dump_dir)]
     runs = [run for run in found if run is not None]
     runs.sort(key=lambda run: (run.info.created, run.info.run_id))
     return Evidence(tuple(runs), refusal, tuple(damage))
@@ -135,10 +145,11 @@ def _run_directories(dump_dir: Path) -> list[Path]:
         return []
 
 
-def _read_run(path: Path, damage: list[str]) -> Run | None:
+def _read_run(path: Path, sample: int | None, damage: list[str]) -> Run | None:
     info = _tried(RunInfo.read, path / RUN_FILE, damage)
     if info is None:
         return None
+    newest = list(newest_files(path, sample))
     status_files = sorted(path.glob("status-*.json"))
     found = [_tried(Status.read, file, damage) for file in status_files]
     statuses = tuple(status for status in found if status is not None)
@@ -159,7 +170,22 @@ def _read_run(path: Path, damage: list[str]) -> Run | None:
     told = [sources.resolved(entry).incomplete_reason for entry in incomplete]
     reasons = Counter(reason for reason in told if reason is not None)
     linked = told.count(None)
-    return Run(path, info, statuses, counters, reasons, linked, time.time(), alive, is_store)
+    by_file = {entry.file: entry for entry in entries if entry.file}
+    # Whoever reads a dump directory takes files out of it, and may; those of a store should stay.
+    there = set(capture_files(path)) if is_store else by_file.keys()
+    return Run(
+        path,
+        info,
+        statuses,
+        counters,
+        reasons,
+        linked,
+        time.time(),
+        alive,
+        is_store,
+        {file: by_file.get(os.path.relpath(file, path)) for file in newest},
+        tuple(entry.rid for file, entry in by_file.items() if file not in there),
+    )
 
 
 def _counted(entries: list[IndexEntry]) -> Counter[str]:

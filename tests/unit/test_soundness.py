@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capture_files import METADATA, states, write_container
+from capture_files import METADATA, RUN, states, write_container
+from hs_capture.format.catalog import describe
 from hs_capture.format.container import ContainerReader
 from hs_capture.soundness import Examined, examine, newest_files
 
@@ -150,6 +151,50 @@ def test_a_claim_that_the_rows_do_not_bear_out_is_found(
     path: Path, claims: dict[str, Any], expected: str
 ) -> None:
     assert written(path, good(), **claims).problem == f"{path}: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rid": "other"}, "rid is 'r', but the index says 'other'"),
+        ({"sequence": 4}, "sequence is 0, but the index says 4"),
+        ({"num_tokens": 8}, "num_tokens is 7, but the index says 8"),
+        ({"prompt_tokens": 5}, "prompt_tokens is None, but the index says 5"),
+        ({"missing": ()}, "missing is [(0, 2), (5, 6)], but the index says []"),
+        ({"weights_version": 1}, "weights_version is 0, but the index says 1"),
+        ({"lora": "tuned"}, "lora is None, but the index says 'tuned'"),
+        ({"links": ((0, 2, 9),)}, "links is (), but the index says ((0, 2, 9),)"),
+        ({"rows_behind": 1}, "rows_behind is 0, but the index says 1"),
+    ],
+)
+def test_a_line_of_the_index_about_another_capture_is_found(
+    path: Path, change: dict[str, Any], told: str
+) -> None:
+    sound = written(path, good(), without=((0, 2), (5, 6)))
+    entry = describe(path.parent, path.name)
+    assert examine(path, entry) == sound
+    found = examine(path, replace(entry, **change))
+    assert found is not None
+    assert found.problem == f"{path}: {told}"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"run_id": "run-b"}, "run_id is 'run-a', but run.json says 'run-b'"),
+        ({"layer_ids": (-1, 4)}, "layer_ids is (-1, 3), but run.json says (-1, 4)"),
+        ({"final": ()}, "final is ('pre_norm',), but run.json says ()"),
+        ({"hidden_size": 8}, "hidden_size is 4, but run.json says 8"),
+        ({"dtype": "bfloat16"}, "dtype is 'float32', but run.json says 'bfloat16'"),
+    ],
+)
+def test_a_capture_of_another_run_is_found(path: Path, change: dict[str, Any], told: str) -> None:
+    sound = written(path, good())
+    run = replace(RUN, layer_ids=(-1, 3))
+    assert examine(path, run=run) == sound
+    found = examine(path, run=replace(run, **change))
+    assert found is not None
+    assert found.problem == f"{path}: {told}"
 
 
 def test_rows_that_lack_in_a_capture_that_calls_itself_complete_are_found(path: Path) -> None:

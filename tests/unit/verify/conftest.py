@@ -95,7 +95,7 @@ def new_run(dump: Path) -> NewRun:
         for sequence in range(captures):
             rows = {f"layer.{i}": states(5, seed=10 * sequence + i) for i in facts.layer_ids}
             rows["final.pre_norm"] = states(5, seed=10 * sequence + 9)
-            write_capture(run, sequence, f"rid-{sequence}", rows)
+            write_capture(run, sequence, f"rid-{sequence}", rows, run_id=facts.run_id)
             tokens += 5
         Status(
             run_id=facts.run_id,

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from capture_files import states, write_capture
+from capture_files import write_capture
 from hs_capture.cli import main
 from hs_capture.format.run import Refusal
 from hs_capture.verify import activity
 from linked_captures import write_turn
+from unit.export.stores import streams
 
 Verify = Callable[..., Any]
 NewRun = Callable[..., Path]
@@ -25,7 +26,7 @@ def test_incomplete_captures_are_counted_with_their_reasons(
 ) -> None:
     run = new_run(captures=1, counters={"captures": 3, "complete": 1, "incomplete": 2})
     for sequence in (1, 2):
-        rows = {"layer.1": states(4, seed=sequence)}
+        rows = streams(4, sequence)
         write_capture(run, sequence, "x", rows, missing=[(0, 2)], reason="prefix_cache")
     answer = verify()
     assert answer.exit_code == 0

@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(new_run: NewRun) -> Path:
     """A run with the norm of that checkpoint, and no captures."""
-    return new_run(norm=norm_weight(NORM.tolist()), vocab_size=VOCABULARY)
+    return new_run(norm=norm_weight(NORM.tolist()), vocab_size=VOCABULARY, layer_ids=())
 
 
 def capture(run: Path, sequence: int, **more: Any) -> dict[str, Any]:

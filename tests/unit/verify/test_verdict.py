@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from capture_files import states, write_capture
+from capture_files import write_capture
+from hs_capture.samples import Sample
+from unit.export.stores import streams, write_samples
 
 Verify = Callable[..., Any]
 NewRun = Callable[..., Path]
@@ -291,9 +293,9 @@ def test_a_damaged_capture_is_named_with_the_place(verify: Verify, new_run: NewR
 
 def test_values_that_are_not_finite_are_damage(verify: Verify, new_run: NewRun) -> None:
     run = new_run(captures=1)
-    rows = states(3)
-    rows[1, 1] = float("nan")
-    write_capture(run, 1, "bad", {"layer.1": rows})
+    rows = streams(3)
+    rows["layer.1"][1, 1] = float("nan")
+    write_capture(run, 1, "bad", rows)
     answer = verify()
     assert answer.exit_code == 3
     assert answer.check("sound")["text"].endswith("stream 'layer.1': 1 values are not finite")
@@ -322,6 +324,87 @@ def test_the_newest_32_are_read_or_as_many_as_asked_for(verify: Verify, new_run:
     for arguments in (["--sample", "40"], ["--all"]):
         answer = verify(*arguments)
         assert (answer.exit_code, answer.said["runs"][0]["examined"]) == (3, 40)
+
+
+def test_a_capture_under_the_name_of_another_is_damage(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=3)
+    first, second, _ = sorted(run.glob("0*/*.hsc"))
+    second.write_bytes(first.read_bytes())
+    answer = verify("--all")
+    assert (answer.exit_code, answer.said["verdict"]) == (3, "damaged")
+    assert answer.check("sound")["text"] == f"{second}: rid is 'rid-0', but the index says 'rid-1'"
+
+
+def test_a_capture_of_another_run_is_damage(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=1)
+    other = new_run(captures=1, run_id="other")
+    path = newest_capture(run)
+    path.write_bytes(newest_capture(other).read_bytes())
+    assert verify(directory=run).check("sound")["text"] == (
+        f"{path}: run_id is 'other', but run.json says 'run-a'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (streams(3, layers=(1, 2)), r"layer_ids is (1, 2), but run.json says (1, 3, 4)"),
+        (streams(3, final=()), r"final is (), but run.json says ('pre_norm',)"),
+    ],
+)
+def test_other_states_than_the_run_has_are_damage(
+    verify: Verify, new_run: NewRun, content: Any, what: str
+) -> None:
+    run = new_run(captures=0, counters={"captures": 1})
+    write_capture(run, 0, "x", content)
+    assert verify().check("sound")["text"] == f"{newest_capture(run)}: {what}"
+
+
+def test_a_capture_that_no_index_names_is_judged_by_itself(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=1)
+    write_capture(run, 1, "x", streams(3), indexed=False)
+    assert (verify().exit_code, verify().said["runs"][0]["examined"]) == (0, 2)
+
+
+def make_store(run: Path) -> None:
+    """Have a run look as extract and drain leave it."""
+    (run / "status-tp0.json").unlink()
+
+
+def test_captures_that_a_store_has_lost_are_warned_of(verify: Verify, new_run: NewRun) -> None:
+    run = new_run(captures=3)
+    next(run.glob("0*/*.hsc")).unlink()
+    # A server's own directory: whoever reads it takes what it has read.
+    assert verify().checks("gone") == []
+    make_store(run)
+    assert verify().check("gone") == {
+        "name": "gone",
+        "state": "warn",
+        "text": "1 capture gone that the index names, run run-a",
+        "hint": "readers pass over them: were they moved, or deleted?",
+    }
+    assert (verify().exit_code, verify().said["verdict"]) == (0, "fired")
+
+
+def test_samples_that_were_fetched_again_are_not_lost(
+    verify: Verify, new_run: NewRun, dump: Path
+) -> None:
+    """Of three samples two have lost their captures; one was brought anew by another server."""
+    run, other = new_run(captures=3), new_run(captures=0, run_id="run-b")
+    write_capture(other, 0, "again-0", streams(5, 7), run_id="run-b")
+    for folder in (run, other):
+        make_store(folder)
+    lines = [Sample(n, "", f"rid-{n}", ()) for n in range(3)]
+    write_samples(dump, *lines, Sample(0, "", "again-0", ()))
+    for sequence in (0, 1):
+        (run / "000000" / f"00000000{sequence}-x.hsc").unlink()
+    assert verify().check("gone") == {
+        "name": "gone",
+        "state": "warn",
+        "text": "1 capture gone that the index names, run run-a",
+        "hint": "data sets and exports leave them out: run the same `hs-capture extract` again, "
+        "which fetches what is missing",
+    }
 
 
 @pytest.mark.parametrize("name", ["run.json", "status-tp0.json", "index-tp0.jsonl"])
