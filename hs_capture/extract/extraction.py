@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, FormatError, HsCaptureError
+from hs_capture.extract.approval import Approval
 from hs_capture.extract.arrivals import Arrival
 from hs_capture.extract.client import RefusedError, ServerError, ServerGoneError
 from hs_capture.extract.failures import HOPELESS, Failures
@@ -21,7 +21,6 @@ from hs_capture.extract.prompts import PromptQueue
 from hs_capture.extract.samples import Prompt, RowError, check_ids
 from hs_capture.extract.server import Server
 from hs_capture.samples import Sample
-from hs_capture.selection import Origin
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
@@ -59,16 +58,16 @@ class Extraction:
         failures: Failures,
         rids: tuple[str, int],
         effort: Effort,
-        approve: Callable[[str, Origin], None],
+        approval: Approval,
         say: Callable[[str], None],
     ) -> None:
-        """`rids` is the key of the store and the number of the session; `approve` raises for a run
-        that captures something else than the store holds, or with other weights."""
+        """`rids` is the key of the store and the number of the session; `approval` knows
+        which runs and weights may fill the store."""
         self.prompts = PromptQueue(prompts)
         self.error: Exception | None = None
         """What stopped the session, if something did."""
         self._ledger, self._failures, self._effort = ledger, failures, effort
-        self._approve, self._say = approve, say
+        self._approval, self._say = approval, say
         self._key, self._session = rids
         self._attempts = itertools.count(1)
         self._stop = threading.Event()
@@ -128,7 +127,7 @@ class Extraction:
         self.prompts.done()
 
     def _do(self, server: Server, prompt: Prompt) -> None:
-        run = server.meet(partial(self._approve, server.name))
+        run = server.meet(self._approval)
         check_ids(prompt, run.vocab_size)
         if prompt.number in self._ledger.unclaimed and self._claim(prompt):
             return
@@ -143,7 +142,7 @@ class Extraction:
                 arrival = server.capture(
                     prompt.input_ids, rid, self._effort.capture_seconds, self._stop
                 )
-                found = self._move(arrival, prompt, rid)
+                found = self._move(server, arrival, prompt, rid)
             except RefusedError as error:
                 raise _UnfitError(str(error)) from error
             except (ServerError, FormatError, FileNotFoundError) as error:
@@ -161,7 +160,9 @@ class Extraction:
             problem = found
         raise _UnfitError(problem)
 
-    def _move(self, arrival: Arrival | None, prompt: Prompt, rid: str) -> str | None:
+    def _move(
+        self, server: Server, arrival: Arrival | None, prompt: Prompt, rid: str
+    ) -> str | None:
         """Move a capture into the store; returns what is wrong with it, if something is."""
         if arrival is None:
             if self._stop.is_set():
@@ -171,6 +172,7 @@ class Extraction:
             if arrival.entry.incomplete_reason == "weights_changed":
                 raise ConfigError("the server's weights were changed: start the server again")
             return f"the capture is incomplete: {arrival.entry.incomplete_reason}"
+        self._approval.require(server.name, arrival)
         run, staged = self._ledger.stage(arrival.run, arrival.path)
         try:
             problem = problem_of(staged.part, prompt.input_ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import TimeoutError as NotYetError
 from contextlib import suppress
 from dataclasses import replace
@@ -16,12 +15,11 @@ import numpy as np
 
 from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
+from hs_capture.extract.approval import Approval
 from hs_capture.extract.arrivals import Arrival, Arrivals
 from hs_capture.extract.client import Client, RefusedError, ServerError, ServerGoneError
 from hs_capture.extract.drain import run_folders
-from hs_capture.format.catalog import RUN_FILE
 from hs_capture.format.run import RunInfo, Status
-from hs_capture.selection import Origin
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,21 +48,18 @@ class Server:
         """The address."""
         return self.client.url
 
-    def meet(self, approve: Callable[[Origin], None]) -> RunInfo:
+    def meet(self, approval: Approval) -> RunInfo:
         """The run of the server; on first meeting, and after a `part`, found out by a request of
-        one token, and shown to `approve` with the version of the weights that computed it.
+        one token, and shown to `approval` with the version of the weights that computed it.
 
         Raises `ServerGoneError` when nobody answers, `ConfigError` when the server does not
-        capture into the dump directory, and whatever `approve` raises.
+        capture into the dump directory, and when `approval` does not take the run.
         """
         with self._lock:
             if self._run is None:
                 self.client.require_answer()
                 _require_writer(self.arrivals.dump_dir, self.name)
-                arrival = self._probe()
-                run = RunInfo.read(arrival.run / RUN_FILE)
-                approve((run, arrival.entry.weights_version))
-                self._run = run
+                self._run = approval.meet(self.name, self._probe())
             return self._run
 
     def part(self) -> bool:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from hs_capture.errors import ConfigError, StoreNotFoundError
+from hs_capture.extract.approval import Approval
 from hs_capture.extract.arrivals import Arrivals
 from hs_capture.extract.chat import ChatTokenizer
 from hs_capture.extract.claim import claim
@@ -26,8 +26,6 @@ from hs_capture.extract.plan import (
     Summary,
     Target,
     open_summary,
-    refuse_other_target,
-    refuse_other_weights,
 )
 from hs_capture.extract.progress import Progress
 from hs_capture.extract.samples import Prompt, RowError, prompt_of
@@ -36,7 +34,6 @@ from hs_capture.extract.source import open_source
 from hs_capture.format.catalog import RUN_FILE
 from hs_capture.format.run import RunInfo
 from hs_capture.output_folder import refuse_file
-from hs_capture.selection import Origin
 
 _SUMMARY_SECONDS = 5.0
 _LAST_SECONDS = 20.0
@@ -89,8 +86,10 @@ class Session:
             summary = open_summary(self._output, self._input())
             self._summary = replace(summary, sessions=summary.sessions + 1)
             self._ledger = Ledger(self._output, summary.key, summary.input.rows)
-            self._targets = [Target.of(run) for run in _runs(self._output)]
-            self._origins = self._ledger.origins()
+            targets = [Target.of(run) for run in _runs(self._output)]
+            if summary.target is not None:
+                targets.append(summary.target)
+            self._approval = Approval(self._output, targets, self._ledger.origins())
             arrivals = {d: Arrivals(d, self._is_ours) for d in directories}
             for watched in arrivals.values():
                 watched.start()
@@ -100,7 +99,7 @@ class Session:
                 for url, d in self._servers
             ]
             for server in servers:
-                server.meet(partial(self._approve, server.name))
+                server.meet(self._approval)
             return self._extract(servers, directories)
 
     def _extract(
@@ -115,7 +114,7 @@ class Session:
             self._failures,
             (self._summary.key, self._summary.sessions),
             self._effort,
-            self._approve,
+            self._approval,
             progress.say,
         )
         started, before = time.monotonic(), self._summary.seconds
@@ -159,17 +158,6 @@ class Session:
                 if self._effort.fail_fast:
                     raise ConfigError(f"{row.place}: {error} (--fail-fast)") from error
 
-    def _approve(self, server: str, origin: Origin) -> None:
-        target = Target.of(origin[0])
-        known = self._summary.target
-        for there in [*self._targets, *([] if known is None else [known])]:
-            refuse_other_target(self._output, there, target, server)
-        for earlier in self._origins:
-            refuse_other_weights(self._output, earlier, origin, server)
-        # Servers of one session must agree, too, before any of their captures is here.
-        self._origins.append(origin)
-        self._summary = replace(self._summary, target=target)
-
     def _is_ours(self, rid: str) -> bool:
         return rid.startswith(f"{self._summary.key}-")
 
@@ -184,6 +172,7 @@ class Session:
         self._summary = replace(
             self._summary,
             state=state,
+            target=self._approval.target,
             captured=totals.captured,
             failed=self._failures.count,
             tokens=totals.tokens,

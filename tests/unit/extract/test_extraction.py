@@ -16,6 +16,7 @@ import pytest
 
 from capture_files import RUN, states, write_capture, write_run
 from hs_capture import ConfigError, open_store
+from hs_capture.extract.approval import Approval
 from hs_capture.extract.arrivals import Arrivals
 from hs_capture.extract.extraction import Effort, Extraction
 from hs_capture.extract.failures import Failures
@@ -23,7 +24,6 @@ from hs_capture.extract.ledger import Ledger
 from hs_capture.extract.samples import Prompt
 from hs_capture.extract.server import Server
 from hs_capture.format.run import Status
-from hs_capture.selection import Origin
 
 KEY = "x0a"
 LONGEST = 300.0
@@ -81,10 +81,6 @@ def capturing(tmp_path: Path) -> Iterator[Capturing]:
         thread.join()
 
 
-def approve(address: str, origin: Origin) -> None:
-    """All is well."""
-
-
 def extract(capturing: Capturing, output: Path, ledger: Ledger) -> Exception | None:
     """Ask for three prompts, one after the other; returns what stopped the session."""
     # Prompt n is the n-th that is computed after the probe, and its tokens are those of its file.
@@ -102,7 +98,7 @@ def extract(capturing: Capturing, output: Path, ledger: Ledger) -> Exception | N
             Failures(output, print),
             (KEY, 1),
             Effort(concurrency=1, capture_seconds=LONGEST),
-            approve,
+            Approval(output, [], ledger.origins()),
             print,
         )
         session.start()
@@ -121,6 +117,23 @@ def test_changed_weights_end_the_session(capturing: Capturing, tmp_path: Path) -
     assert isinstance(error, ConfigError)
     assert "the server's weights were changed: this capture is of version 1" in str(error)
     assert [capture.weights_version for capture in open_store(output)] == [0, 0]
+
+
+def test_weights_changed_behind_the_probe_are_not_taken(
+    capturing: Capturing, tmp_path: Path
+) -> None:
+    """The version that was met fills the store, and not the one of the first capture."""
+    output = tmp_path / "out"
+    output.mkdir()
+    capturing.change_after = 1
+    error = extract(capturing, output, Ledger(output, KEY, 3))
+    assert isinstance(error, ConfigError)
+    assert str(error) == (
+        "the server's weights were changed: this capture is of version 1, those of "
+        f"{capturing.run} are of version 0: start the server again"
+    )
+    assert list(output.iterdir()) == []
+    assert capturing.computed == 2
 
 
 def test_what_the_output_does_not_take_stays(capturing: Capturing, tmp_path: Path) -> None:

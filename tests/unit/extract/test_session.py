@@ -73,13 +73,20 @@ def serving(
     with capturing, Watched(capturing, answer) as stub:
         # SGLang answers long after its writer has begun.
         capturing.status()
-        thread = threading.Thread(target=stub.serve_forever)
-        thread.start()
-        try:
+        with answering(stub):
             yield stub
-        finally:
-            stub.shutdown()
-            thread.join()
+
+
+@contextmanager
+def answering(stub: Watched) -> Iterator[None]:
+    """Requests to `stub` are answered."""
+    thread = threading.Thread(target=stub.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        stub.shutdown()
+        thread.join()
 
 
 def write_input(folder: Path, samples: int) -> list[list[int]]:
@@ -283,6 +290,52 @@ def test_servers_of_one_session_must_have_the_same_weights(tmp_path: Path) -> No
     ):
         extract(tmp_path, (one, a), (other, b))
     assert list((tmp_path / "out").rglob("*.hsc")) == []
+
+
+class Routed(Watched):
+    """Has the samples from `first` on computed by another server, as a router does."""
+
+    def __init__(self, one: CaptureServer, other: Stub, first: int) -> None:
+        super().__init__(one, None)
+        self._other, self._first = other, first
+
+    def prefill(self, rid: str, input_ids: list[int]) -> Request:
+        number = rid.split("-")[1]
+        if number.isdecimal() and int(number) >= self._first:
+            self.computed[rid] = self._other.prefill(rid, input_ids)
+            return self.computed[rid]
+        return super().prefill(rid, input_ids)
+
+
+@pytest.mark.parametrize("norm", [NORM, OTHER_NORM])
+def test_a_run_that_was_not_met_is_looked_at_before_it_fills_the_store(
+    tmp_path: Path, norm: NormWeight
+) -> None:
+    """One address for two servers: the probe met one, and some samples come from the other."""
+    prompts = write_input(tmp_path, 8)
+    dump, output = tmp_path / "dump", tmp_path / "out"
+    with (
+        serving(dump, run_id="run-b", norm=norm) as other,
+        serving(dump, run_id="run-a") as one,
+        Routed(one.server, other, 4) as routed,
+        answering(routed),
+    ):
+        summary, error = extract(tmp_path, (routed, dump))
+    assert routed.log[:2] == ["GET 200", "POST probe-1.0 200"]
+    if norm == NORM:
+        # It is looked at without a request.
+        assert (error, summary.captured, len(routed.log)) == (None, 8, 10)
+        assert_stored_once(output, prompts, routed.computed)
+        assert [run.run_id for run in open_store(output).runs] == ["run-a", "run-b"]
+        return
+    assert str(error) == (
+        f"{output} belongs to other weights of the same model ({routed.url}); of the final norm of "
+        "run run-a in the store and of run run-b now 3 of 256 values differ; "
+        "give another output directory"
+    )
+    assert (summary.state, summary.captured, summary.failed) == ("stopped", 4, 0)
+    assert [run.run_id for run in open_store(output).runs] == ["run-a"]
+    assert_stored_once(output, prompts[:4], routed.computed)
 
 
 def test_an_output_without_a_sample_is_bound_to_no_input(tmp_path: Path) -> None:
