@@ -17,14 +17,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NOT_READY = (502, 503, 504)
+_ROW_REFUSED = (400, 413, 422)
+"""Too long, too large, or made of what the server does not know: another row may be taken."""
+
+LONGEST_SILENCE = 600.0
+"""Seconds."""
 
 
 class ServerGoneError(HsCaptureError):
     """Nobody answers at the address, or the connection broke: the server may come back."""
 
 
+class NobodyError(ServerGoneError):
+    """Nobody listens at the address: the request has not reached anybody."""
+
+
 class RefusedError(HsCaptureError):
     """The server does not take this request, and will not take it the next time."""
+
+
+class RowRefusedError(RefusedError):
+    """The server does not take a request with this prompt; it may take another prompt."""
 
 
 class ServerError(HsCaptureError):
@@ -34,8 +47,8 @@ class ServerError(HsCaptureError):
 class Client:
     """The server at one address. May be used by several threads at once."""
 
-    def __init__(self, url: str, timeout: float = 600.0) -> None:
-        """`timeout` is the longest silence of the server in seconds."""
+    def __init__(self, url: str, timeout: float = LONGEST_SILENCE) -> None:
+        """`timeout` is the longest silence of the server in seconds; then it counts as gone."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"server {url!r}: expected an address such as http://127.0.0.1:30000")
@@ -81,16 +94,20 @@ class Client:
         place = f"{self.url}/generate"
         return answer_of(parse_json(answer, place), place)
 
-    def require_answer(self) -> None:
-        """Return if the server answers; `ServerGoneError` if it does not."""
+    def require_answer(self, seconds: float | None = None) -> None:
+        """Return if the server answers; `ServerGoneError` if it does not, within `seconds` if these
+        are given."""
         try:
-            self._ask("GET", "/model_info", None)
+            self._ask("GET", "/model_info", None, seconds)
         except (RefusedError, ServerError):
             # Whatever it says, somebody is there.
             return
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
-        connection = self._connection(self._host, self._port, timeout=self._timeout)
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None = None
+    ) -> bytes:
+        timeout = self._timeout if seconds is None else min(seconds, self._timeout)
+        connection = self._connection(self._host, self._port, timeout=timeout)
         data = None if body is None else orjson.dumps(body)
         try:
             connection.request(
@@ -98,6 +115,10 @@ class Client:
             )
             response = connection.getresponse()
             answer = response.read()
+        except TimeoutError as error:
+            raise ServerGoneError(f"{self.url}: no answer within {timeout:g} s") from error
+        except ConnectionRefusedError as error:
+            raise NobodyError(f"{self.url}: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             raise ServerGoneError(f"{self.url}: {str(error) or type(error).__name__}") from error
         finally:
@@ -107,6 +128,8 @@ class Client:
         said = f"{self.url} answered {response.status}: {_message(answer)}"
         if response.status in _NOT_READY:
             raise ServerGoneError(said)
+        if response.status in _ROW_REFUSED:
+            raise RowRefusedError(said)
         raise (RefusedError if response.status < 500 else ServerError)(said)
 
 

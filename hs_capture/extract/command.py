@@ -76,6 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest wait for a server that is gone to come back (default: 1800)",
     )
+    parser.add_argument(
+        "--request-timeout",
+        type=arguments.positive,
+        default=600.0,
+        metavar="SECONDS",
+        help="longest wait for the answer to a request; then the server counts as gone "
+        "(default: 600)",
+    )
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     parser.set_defaults(run=_run)
 
@@ -130,6 +138,7 @@ def _run(parsed: argparse.Namespace) -> int:
             parsed.capture_timeout,
             parsed.server_timeout,
             parsed.fail_fast,
+            parsed.request_timeout,
         )
         session = Session(
             parsed.input,

@@ -13,34 +13,45 @@ from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, FormatError, HsCaptureError
 from hs_capture.extract.approval import Approval
 from hs_capture.extract.arrivals import Arrival
-from hs_capture.extract.client import RefusedError, ServerError, ServerGoneError
+from hs_capture.extract.client import (
+    LONGEST_SILENCE,
+    NobodyError,
+    RefusedError,
+    RowRefusedError,
+    ServerError,
+    ServerGoneError,
+)
 from hs_capture.extract.failures import HOPELESS, Failures
 from hs_capture.extract.judgement import problem_of
 from hs_capture.extract.ledger import Ledger, rid_of
+from hs_capture.extract.losses import Losses
+from hs_capture.extract.pause import pause
 from hs_capture.extract.prompts import PromptQueue
 from hs_capture.extract.samples import Prompt, RowError, check_ids
 from hs_capture.extract.server import Server
 from hs_capture.samples import Sample
 
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 10.0
-"""Seconds between two attempts; each pause is twice the one before."""
-
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done for a sample. `capture_seconds` is the longest wait for a capture after
-    the answer, `server_seconds` the longest wait for a server that is gone."""
+    """How much is done for a sample. `silence_seconds` is the longest wait for the answer to a
+    request, `capture_seconds` that for a capture after it, and `server_seconds` that for a server
+    that is gone."""
 
     concurrency: int = 32
     retries: int = 3
     capture_seconds: float = 120.0
     server_seconds: float = 1800.0
     fail_fast: bool = False
+    silence_seconds: float = LONGEST_SILENCE
 
 
 class _UnfitError(HsCaptureError):
     """A sample could not be captured; the message says why."""
+
+
+class _LostError(ServerGoneError):
+    """The server went away with a prompt that it had been given."""
 
 
 class _EndedError(HsCaptureError):
@@ -69,6 +80,7 @@ class Extraction:
         self._ledger, self._failures, self._effort = ledger, failures, effort
         self._approval, self._say = approval, say
         self._key, self._session = rids
+        self._losses = Losses(effort.retries)
         self._attempts = itertools.count(1)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -112,11 +124,16 @@ class Extraction:
         try:
             self._do(server, prompt)
         except ServerGoneError as error:
-            self.prompts.give_back(prompt)
             if server.part():
                 self._say(f"waiting for {server.name} to come back: {error}")
+            if isinstance(error, _LostError):
+                self._lose(prompt, error)
+            else:
+                self._give_back(prompt)
             self._wait_for(server, error)
             return
+        except RowRefusedError as error:
+            self._fail(prompt, str(error), tried=False)
         except (_UnfitError, RowError) as error:
             self._fail(prompt, str(error), tried=isinstance(error, _UnfitError))
         except _EndedError:
@@ -124,7 +141,36 @@ class Extraction:
         except BaseException:
             self.prompts.done()
             raise
+        self._done(prompt)
+
+    def _done(self, prompt: Prompt) -> None:
+        self._losses.forget(prompt.number)
         self.prompts.done()
+
+    def _give_back(self, prompt: Prompt) -> None:
+        self.prompts.give_back(prompt, behind=self._losses.suspects(prompt.number))
+
+    def _lose(self, prompt: Prompt, error: _LostError) -> None:
+        """Have a prompt asked for again with which a server went away, or take it for the cause.
+
+        It may be the cause, or only have been there. So it is asked for again with the others at
+        first, then with no other, behind all of them; and one loss alone may still be chance.
+        """
+        times = self._losses.add(prompt.number)
+        alone = self._losses.alone(prompt.number)
+        said = (
+            f"the server went away {count_text(times, 'time')} with this prompt under way, "
+            f"{alone} of them with no other: {error}"
+        )
+        if self._losses.blames(prompt.number):
+            self._fail(prompt, said, tried=True)
+            self._done(prompt)
+            return
+        if alone:
+            self._say(f"once more: {prompt.place}: {said}")
+        # A server that is only busy has time to become less so.
+        self._stop.wait(pause(times - 1))
+        self._give_back(prompt)
 
     def _do(self, server: Server, prompt: Prompt) -> None:
         run = server.meet(self._approval)
@@ -134,17 +180,13 @@ class Extraction:
         problem = "nothing was tried"
         for attempt in range(self._effort.retries + 1):
             if attempt:
-                self._stop.wait(min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE))
+                self._stop.wait(pause(attempt))
             if self._stop.is_set():
                 raise _EndedError
             rid = rid_of(self._key, prompt.number, self._session, next(self._attempts))
             try:
-                arrival = server.capture(
-                    prompt.input_ids, rid, self._effort.capture_seconds, self._stop
-                )
+                arrival = self._ask(server, prompt, rid)
                 found = self._move(server, arrival, prompt, rid)
-            except RefusedError as error:
-                raise _UnfitError(str(error)) from error
             except (ServerError, FormatError, FileNotFoundError) as error:
                 # A file that is gone was taken by somebody else who reads this dump directory.
                 found = str(error)
@@ -159,6 +201,17 @@ class Extraction:
                 return
             problem = found
         raise _UnfitError(problem)
+
+    def _ask(self, server: Server, prompt: Prompt, rid: str) -> Arrival | None:
+        try:
+            return server.capture(prompt.input_ids, rid, self._effort.capture_seconds, self._stop)
+        except (NobodyError, RowRefusedError):
+            # The server has not had this prompt; or it says that it is this prompt's fault.
+            raise
+        except ServerGoneError as error:
+            raise _LostError(str(error)) from error
+        except RefusedError as error:
+            raise _UnfitError(str(error)) from error
 
     def _move(
         self, server: Server, arrival: Arrival | None, prompt: Prompt, rid: str
@@ -205,14 +258,16 @@ class Extraction:
             )
 
     def _wait_for(self, server: Server, error: ServerGoneError) -> None:
-        """Wait until somebody answers again, or the session ends."""
-        since = time.monotonic()
-        pause = _FIRST_PAUSE
-        while not self._stop.wait(pause) and not server.answers():
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            gone = time.monotonic() - since
+        """Wait until somebody answers again, nothing is left to be done, or the session ends.
+
+        Somebody who answers, but computes no prompt, is still not the server.
+        """
+        for number in itertools.count(1):
+            gone = server.gone_seconds()
             if gone > self._effort.server_seconds:
                 self.stop(_gone_for(gone, server.name, error))
+            if self.prompts.wait_until_over(pause(number)) or server.answers():
+                return
 
 
 def _gone_for(seconds: float, server: str, error: ServerGoneError) -> ServerGoneError:

@@ -17,8 +17,16 @@ from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
 from hs_capture.extract.approval import Approval
 from hs_capture.extract.arrivals import Arrival, Arrivals
-from hs_capture.extract.client import Client, RefusedError, ServerError, ServerGoneError
+from hs_capture.extract.client import (
+    LONGEST_SILENCE,
+    Client,
+    RefusedError,
+    RowRefusedError,
+    ServerError,
+    ServerGoneError,
+)
 from hs_capture.extract.drain import run_folders
+from hs_capture.extract.failures import HOPELESS
 from hs_capture.format.run import RunInfo, Status
 
 if TYPE_CHECKING:
@@ -32,15 +40,29 @@ _HEARTBEATS = 5
 
 _PROBE_SECONDS = 120.0
 
+_LOOK_SECONDS = 30.0
+"""Longest silence of a server that is looked at to see whether it is back."""
+
 
 class Server:
     """Sends prompts to one server and hands back their captures. Threads may share it."""
 
-    def __init__(self, url: str, arrivals: Arrivals, key: str, session: int) -> None:
-        self.client = Client(url)
+    def __init__(
+        self,
+        url: str,
+        arrivals: Arrivals,
+        key: str,
+        session: int,
+        silence_seconds: float = LONGEST_SILENCE,
+    ) -> None:
+        """After `silence_seconds` without an answer to a request the server counts as gone."""
+        self.client = Client(url, silence_seconds)
         self.arrivals = arrivals
         self._rids = (f"{key}-probe-{session}.{number}" for number in itertools.count())
         self._run: RunInfo | None = None
+        self._parted: float | None = None
+        self._refused = 0
+        """Prompts that it did not take since it last took one."""
         self._lock = threading.Lock()
 
     @property
@@ -60,6 +82,7 @@ class Server:
                 self.client.require_answer()
                 _require_writer(self.arrivals.dump_dir, self.name)
                 self._run = approval.meet(self.name, self._probe())
+                self._parted = None
             return self._run
 
     def part(self) -> bool:
@@ -70,12 +93,18 @@ class Server:
         with self._lock:
             news = self._run is not None
             self._run = None
+            self._parted = self._parted or time.monotonic()
             return news
+
+    def gone_seconds(self) -> float:
+        """How long ago the server was lost; 0.0 if it was met since then."""
+        parted = self._parted
+        return 0.0 if parted is None else time.monotonic() - parted
 
     def answers(self) -> bool:
         """Whether somebody answers at the address."""
         try:
-            self.client.require_answer()
+            self.client.require_answer(_LOOK_SECONDS)
         except ServerGoneError:
             return False
         return True
@@ -108,15 +137,30 @@ class Server:
         """Have one prompt computed, and wait at most `seconds` for its capture after the answer.
 
         Returns None when it does not come. Raises the errors of `Client.prefill`. The caller has
-        to `forget` the rid when the capture is of no use.
+        to `forget` the rid when the capture is of no use. After many prompts in a row that the
+        server does not take it is met again: does it take any?
         """
         future = self.arrivals.expect(rid)
-        next_token = self.client.prefill(input_ids, rid)
+        try:
+            next_token = self.client.prefill(input_ids, rid)
+        except RowRefusedError:
+            self._doubt()
+            raise
+        self._refused = 0
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not ended.is_set():
             with suppress(NotYetError):
                 return replace(future.result(timeout=0.2), next_token=next_token)
         return None
+
+    def _doubt(self) -> None:
+        with self._lock:
+            self._refused += 1
+            enough = self._refused >= HOPELESS
+            if enough:
+                self._refused = 0
+        if enough:
+            self.part()
 
 
 class _Patience:

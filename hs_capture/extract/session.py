@@ -94,8 +94,9 @@ class Session:
             for watched in arrivals.values():
                 watched.start()
                 stack.callback(watched.stop)
+            silence = self._effort.silence_seconds
             servers = [
-                Server(url, arrivals[d], summary.key, self._summary.sessions)
+                Server(url, arrivals[d], summary.key, self._summary.sessions, silence)
                 for url, d in self._servers
             ]
             for server in servers:

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 
 from hs_capture import ConfigError, FormatError
-from hs_capture.extract.client import Client, RefusedError, ServerError, ServerGoneError
+from hs_capture.extract.client import (
+    Client,
+    NobodyError,
+    RefusedError,
+    RowRefusedError,
+    ServerError,
+    ServerGoneError,
+)
 
 
 class Answering(HTTPServer):
@@ -66,12 +73,22 @@ def test_a_prompt_is_one_greedy_token_past_the_prefix_cache(server: Answering) -
 
 @pytest.mark.parametrize(
     ("status", "error"),
-    [(400, RefusedError), (404, RefusedError), (500, ServerError), (503, ServerGoneError)],
+    [
+        (400, RowRefusedError),
+        (401, RefusedError),
+        (403, RefusedError),
+        (404, RefusedError),
+        (413, RowRefusedError),
+        (422, RowRefusedError),
+        (500, ServerError),
+        (503, ServerGoneError),
+    ],
 )
 def test_statuses(server: Answering, status: int, error: type[Exception]) -> None:
     server.status, server.body = status, b'{"error": {"message": "too\\nlong"}}'
-    with pytest.raises(error, match=rf"answered {status}: too long$"):
+    with pytest.raises(error, match=rf"answered {status}: too long$") as raised:
         ask(server)
+    assert type(raised.value) is error
 
 
 def test_an_answer_that_is_no_json_is_quoted(server: Answering) -> None:
@@ -84,7 +101,7 @@ def test_nobody_and_somebody_who_hangs_up() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         client = Client(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        with pytest.raises(ServerGoneError, match="Connection refused"):
+        with pytest.raises(NobodyError, match="Connection refused"):
             client.prefill(np.array([1]), "r")
         listening.listen()
 
@@ -95,9 +112,23 @@ def test_nobody_and_somebody_who_hangs_up() -> None:
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        with pytest.raises(ServerGoneError):
+        with pytest.raises(ServerGoneError) as gone:
             client.prefill(np.array([1]), "r")
         thread.join()
+    # Somebody had the request.
+    assert not isinstance(gone.value, NobodyError)
+
+
+def test_a_server_that_says_nothing_is_gone_after_a_while() -> None:
+    """Also when a shorter time was given for this request."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ServerGoneError, match=rf"^{url}: no answer within 0\.2 s$"):
+            Client(url, 0.2).prefill(np.array([1]), "r")
+        with pytest.raises(ServerGoneError, match=r": no answer within 0\.1 s$"):
+            Client(url).require_answer(0.1)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:30000", "ftp://host", "http://", ""])

@@ -53,6 +53,76 @@ def test_a_closed_queue_hands_out_nothing() -> None:
     assert queue.take() is None
 
 
+def taken(queue: PromptQueue) -> Prompt:
+    prompt = queue.take()
+    assert prompt is not None
+    return prompt
+
+
+def test_a_prompt_that_is_put_behind_comes_when_all_others_are_done() -> None:
+    queue = PromptQueue(prompts(4))
+    queue.give_back(taken(queue), behind=True)
+    queue.give_back(taken(queue))
+    order = [taken(queue).number, taken(queue).number, taken(queue).number]
+    assert order == [1, 2, 3]
+    for _ in order:
+        queue.done()
+    assert not queue.wait_until_over(0)
+    assert taken(queue).number == 0
+    assert not queue.wait_until_over(0)
+    queue.done()
+    assert queue.take() is None
+    assert queue.wait_until_over(0)
+
+
+def test_a_prompt_that_was_put_behind_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when its turn comes before the others are done, as too many wait behind them."""
+    monkeypatch.setattr("hs_capture.extract.prompts._MOST_BEHIND", 2)
+    queue = PromptQueue(prompts(40))
+    lock = threading.Lock()
+    flying: set[int] = set()
+    alone: list[int] = []
+    done: list[int] = []
+    behind: set[int] = set()
+
+    def work() -> None:
+        while (prompt := queue.take()) is not None:
+            with lock:
+                flying.add(prompt.number)
+                is_behind = prompt.number % 4 == 0 and prompt.number not in behind
+                if prompt.number in behind:
+                    assert flying == {prompt.number}
+                    alone.append(prompt.number)
+            threading.Event().wait(0.002)
+            with lock:
+                flying.remove(prompt.number)
+                if is_behind:
+                    behind.add(prompt.number)
+                else:
+                    done.append(prompt.number)
+            if is_behind:
+                queue.give_back(prompt, behind=True)
+            else:
+                queue.done()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == list(range(40))
+    assert sorted(alone) == list(range(0, 40, 4))
+    # Not all of them had to wait for the last of the others.
+    assert done.index(0) < done.index(39) or done.index(4) < done.index(39)
+
+
+def test_a_closed_queue_is_over() -> None:
+    queue = PromptQueue(prompts(9))
+    assert not queue.wait_until_over(0)
+    queue.close()
+    assert queue.wait_until_over(0)
+
+
 def test_an_error_of_the_input_reaches_one_thread_and_ends_the_others() -> None:
     def broken() -> Iterator[Prompt]:
         yield from prompts(1)
