@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_NOT_READY = (502, 503, 504)
+_NOT_TAKEN = 503
+"""The server, or a router before it, does not take requests now."""
+_BROKEN = (502, 504)
+"""What is before the server has lost it, with the request."""
 _ROW_REFUSED = (400, 413, 422)
 """Too long, too large, or made of what the server does not know: another row may be taken."""
 
 LONGEST_SILENCE = 600.0
 """Seconds."""
+_FOR_EVER = 1e7
+"""Seconds; sockets take no time-out that is much longer."""
 
 
 class ServerGoneError(HsCaptureError):
@@ -29,7 +34,7 @@ class ServerGoneError(HsCaptureError):
 
 
 class NobodyError(ServerGoneError):
-    """Nobody listens at the address: the request has not reached anybody."""
+    """Nobody listens at the address, or takes requests there: nobody has had this one."""
 
 
 class RefusedError(HsCaptureError):
@@ -58,7 +63,7 @@ class Client:
         self._connection: type[http.client.HTTPConnection] = (
             http.client.HTTPSConnection if secure else http.client.HTTPConnection
         )
-        self._timeout = timeout
+        self._timeout = min(timeout, _FOR_EVER)
 
     def prefill(self, input_ids: NDArray[np.int64], rid: str) -> int | None:
         """Have the server compute a prompt, all of it: `extra_key` keeps its prefix cache out.
@@ -126,7 +131,9 @@ class Client:
         if response.status == http.client.OK:
             return answer
         said = f"{self.url} answered {response.status}: {_message(answer)}"
-        if response.status in _NOT_READY:
+        if response.status == _NOT_TAKEN:
+            raise NobodyError(said)
+        if response.status in _BROKEN:
             raise ServerGoneError(said)
         if response.status in _ROW_REFUSED:
             raise RowRefusedError(said)

@@ -84,6 +84,8 @@ class Extraction:
         self._attempts = itertools.count(1)
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        # Those that have no prompt and wait for a server, which may never answer them.
+        self._waiting: set[threading.Thread] = set()
         self._threads = [
             threading.Thread(target=self._work, args=(server,), name="extract", daemon=True)
             for server in servers
@@ -107,9 +109,9 @@ class Extraction:
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                return False
-        return True
+        with self._lock:
+            working = [t for t in self._threads if t.is_alive() and t not in self._waiting]
+            return not working and (self.prompts.is_over or not self._waiting)
 
     def _work(self, server: Server) -> None:
         try:
@@ -173,7 +175,9 @@ class Extraction:
         self._give_back(prompt)
 
     def _do(self, server: Server, prompt: Prompt) -> None:
-        run = server.meet(self._approval)
+        run = server.run
+        if run is None:
+            raise ServerGoneError(f"{server.name} was lost with another prompt")
         check_ids(prompt, run.vocab_size)
         if prompt.number in self._ledger.unclaimed and self._claim(prompt):
             return
@@ -258,16 +262,17 @@ class Extraction:
             )
 
     def _wait_for(self, server: Server, error: ServerGoneError) -> None:
-        """Wait until somebody answers again, nothing is left to be done, or the session ends.
-
-        Somebody who answers, but computes no prompt, is still not the server.
-        """
+        """Wait until the server is met again, nothing is left to be done, or the session ends."""
+        with self._lock:
+            self._waiting.add(threading.current_thread())
         for number in itertools.count(1):
             gone = server.gone_seconds()
             if gone > self._effort.server_seconds:
                 self.stop(_gone_for(gone, server.name, error))
-            if self.prompts.wait_until_over(pause(number)) or server.answers():
-                return
+            if self.prompts.wait_until_over(pause(number)) or server.meet_again(self._approval):
+                break
+        with self._lock:
+            self._waiting.discard(threading.current_thread())
 
 
 def _gone_for(seconds: float, server: str, error: ServerGoneError) -> ServerGoneError:

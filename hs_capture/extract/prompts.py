@@ -87,9 +87,11 @@ class PromptQueue:
     def wait_until_over(self, seconds: float) -> bool:
         """Wait at most so long until nothing will be handed out any more; returns whether."""
         with self._changed:
-            return self._changed.wait_for(self._is_over, seconds)
+            return self._changed.wait_for(lambda: self.is_over, seconds)
 
-    def _is_over(self) -> bool:
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be handed out any more."""
         left = self._given_back or self._behind or self._in_flight or not self._exhausted
         return self._closed or not left
 

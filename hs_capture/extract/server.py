@@ -40,7 +40,7 @@ _HEARTBEATS = 5
 
 _PROBE_SECONDS = 120.0
 
-_LOOK_SECONDS = 30.0
+_LOOK_SECONDS = 5.0
 """Longest silence of a server that is looked at to see whether it is back."""
 
 
@@ -64,26 +64,49 @@ class Server:
         self._refused = 0
         """Prompts that it did not take since it last took one."""
         self._lock = threading.Lock()
+        # Held while a request finds out who is there, which may take as long as a request may.
+        self._meeting = threading.Lock()
 
     @property
     def name(self) -> str:
         """The address."""
         return self.client.url
 
-    def meet(self, approval: Approval) -> RunInfo:
-        """The run of the server; on first meeting, and after a `part`, found out by a request of
-        one token, and shown to `approval` with the version of the weights that computed it.
+    @property
+    def run(self) -> RunInfo | None:
+        """The run of the server; None before the first meeting, and after a `part`."""
+        return self._run
+
+    def meet(self, approval: Approval) -> None:
+        """Find out the run of the server by a request of one token, and show it to `approval` with
+        the version of the weights that computed it.
 
         Raises `ServerGoneError` when nobody answers, `ConfigError` when the server does not
         capture into the dump directory, and when `approval` does not take the run.
         """
+        self.client.require_answer()
+        _require_writer(self.arrivals.dump_dir, self.name)
+        run = approval.meet(self.name, self._probe())
         with self._lock:
+            self._run, self._parted = run, None
+
+    def meet_again(self, approval: Approval) -> bool:
+        """After a `part`: whether the server is met. False at once while another thread tries.
+
+        Somebody who answers, but computes no prompt, is still not the server. Raises `ConfigError`
+        as `meet`.
+        """
+        if not self._meeting.acquire(blocking=False):
+            return False
+        try:
             if self._run is None:
-                self.client.require_answer()
-                _require_writer(self.arrivals.dump_dir, self.name)
-                self._run = approval.meet(self.name, self._probe())
-                self._parted = None
-            return self._run
+                self.client.require_answer(_LOOK_SECONDS)
+                self.meet(approval)
+        except ServerGoneError:
+            return False
+        finally:
+            self._meeting.release()
+        return True
 
     def part(self) -> bool:
         """The server was lost: the next one at this address may be another.
@@ -100,14 +123,6 @@ class Server:
         """How long ago the server was lost; 0.0 if it was met since then."""
         parted = self._parted
         return 0.0 if parted is None else time.monotonic() - parted
-
-    def answers(self) -> bool:
-        """Whether somebody answers at the address."""
-        try:
-            self.client.require_answer(_LOOK_SECONDS)
-        except ServerGoneError:
-            return False
-        return True
 
     def _probe(self) -> Arrival:
         rid = next(self._rids)

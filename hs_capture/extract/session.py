@@ -127,7 +127,9 @@ class Session:
         try:
             with _terminated():
                 saved = started
-                while not session.wait(0.2):
+                while not session.wait(_LAST_SECONDS if session.error is not None else 0.2):
+                    if session.error is not None:
+                        break
                     totals, flying = self._ledger.totals, session.prompts.in_flight
                     progress.tell(totals, flying, self._failures.count)
                     if time.monotonic() - saved > _SUMMARY_SECONDS:

@@ -81,7 +81,9 @@ def test_a_prompt_is_one_greedy_token_past_the_prefix_cache(server: Answering) -
         (413, RowRefusedError),
         (422, RowRefusedError),
         (500, ServerError),
-        (503, ServerGoneError),
+        (502, ServerGoneError),
+        (503, NobodyError),
+        (504, ServerGoneError),
     ],
 )
 def test_statuses(server: Answering, status: int, error: type[Exception]) -> None:

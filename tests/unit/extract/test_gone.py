@@ -41,7 +41,7 @@ def test_a_prompt_that_takes_the_server_down_is_failed_and_the_others_are_not(
     poisonous = True
 
     def answer(method: str, rid: str | None) -> int:
-        return 503 if poisonous and str(rid).startswith("00000001-") else 200
+        return 502 if poisonous and str(rid).startswith("00000001-") else 200
 
     with serving(dump, run_id="run-a", answer=answer) as stub:
         summary, error = extract(tmp_path, (stub, dump), effort=Effort(1, retries=0))
@@ -62,7 +62,7 @@ def test_a_prompt_that_takes_the_server_down_is_failed_and_the_others_are_not(
                 "sample": 1,
                 "place": "in.jsonl line 2",
                 "problem": "the server went away 4 times with this prompt under way, 2 of them "
-                f"with no other: {stub.url} answered 503: {{'text': ''}}",
+                f"with no other: {stub.url} answered 502: {{'text': ''}}",
             }
         ]
         assert_stored_once(output, prompts, stub.computed, without=1)
@@ -85,7 +85,7 @@ def test_a_server_that_is_down_for_everybody_costs_no_prompt(tmp_path: Path) -> 
             down = 2
         if down:
             down -= 1
-            return 503
+            return 502
         return 200
 
     with serving(dump, run_id="run-a", answer=answer) as stub:
@@ -93,10 +93,10 @@ def test_a_server_that_is_down_for_everybody_costs_no_prompt(tmp_path: Path) -> 
     assert (error, summary.captured, summary.failed) == (None, 3, 0)
     assert [line for line in stub.log if line.startswith("POST 0")] == [
         "POST 00000000-1.1 200",
-        "POST 00000001-1.2 503",
-        "POST 00000001-1.3 503",
+        "POST 00000001-1.2 502",
+        "POST 00000001-1.3 502",
         "POST 00000002-1.4 200",
-        "POST 00000001-1.5 503",
+        "POST 00000001-1.5 502",
         "POST 00000001-1.6 200",
     ]
     assert_stored_once(tmp_path / "out", prompts, stub.computed)
@@ -133,7 +133,7 @@ def test_a_prompt_that_is_never_answered_is_failed(tmp_path: Path) -> None:
     def answer(method: str, rid: str | None) -> int:
         if str(rid).startswith("00000001-"):
             over.wait(SECONDS)
-            return 503
+            return 502
         return 200
 
     with serving(dump, run_id="run-a", answer=answer) as stub:
@@ -155,14 +155,14 @@ def test_a_server_that_answers_but_computes_nothing_is_not_waited_for_for_ever(
     dump, asked = tmp_path / "dump", itertools.count()
 
     def answer(method: str, rid: str | None) -> int:
-        return 503 if method == "POST" and next(asked) >= 2 else 200
+        return 502 if method == "POST" and next(asked) >= 2 else 200
 
     with serving(dump, run_id="run-a", answer=answer) as stub:
         effort = Effort(concurrency=1, server_seconds=2)
         summary, error = extract(tmp_path, (stub, dump), effort=effort)
     assert isinstance(error, ServerGoneError)
     assert (summary.state, summary.captured, summary.failed) == ("stopped", 1, 0)
-    assert "(--server-timeout): answered 503: " in str(error)
+    assert "(--server-timeout): answered 502: " in str(error)
 
 
 def test_a_server_that_is_gone_does_not_hold_up_what_another_has_finished(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_server_that_is_gone_does_not_hold_up_what_another_has_finished(tmp_pa
     def die(method: str, rid: str | None) -> int:
         if is_sample(rid):
             dead.set()
-        return 503 if dead.is_set() else 200
+        return 502 if dead.is_set() else 200
 
     def live(method: str, rid: str | None) -> int:
         if is_sample(rid):
@@ -188,6 +188,49 @@ def test_a_server_that_is_gone_does_not_hold_up_what_another_has_finished(tmp_pa
         summary, error = extract(tmp_path, (one, a), (other, b), effort=effort)
     assert (error, summary.state, summary.captured) == (None, "finished", 12)
     assert_stored_once(tmp_path / "out", prompts, other.computed)
+
+
+def test_a_server_that_hangs_holds_no_prompt_that_another_could_have(tmp_path: Path) -> None:
+    """One of its threads asks whether it computes again, and in the end nobody waits for that."""
+    prompts = write_input(tmp_path, 30)
+    a, b = tmp_path / "a", tmp_path / "b"
+    hung, over = threading.Event(), threading.Event()
+
+    def hang(method: str, rid: str | None) -> int:
+        if is_sample(rid):
+            hung.set()
+        if method == "POST" and hung.is_set():
+            over.wait(SECONDS)
+        return 200
+
+    def live(method: str, rid: str | None) -> int:
+        if is_sample(rid):
+            assert hung.wait(SECONDS)
+        return 200
+
+    with (
+        serving(a, run_id="run-a", answer=hang) as one,
+        serving(b, run_id="run-b", answer=live) as other,
+    ):
+        effort = Effort(concurrency=4, server_seconds=60, silence_seconds=2)
+        summary, error = extract(tmp_path, (one, a), (other, b), effort=effort)
+        assert (error, summary.state, summary.captured) == (None, "finished", 30)
+        over.set()
+    assert_stored_once(tmp_path / "out", prompts, other.computed)
+
+
+def test_a_server_that_takes_nothing_for_a_while_fails_no_prompt(tmp_path: Path) -> None:
+    """Nobody has had a prompt that is answered with 503: it brought nobody down."""
+    prompts = write_input(tmp_path, 3)
+    dump, asked = tmp_path / "dump", itertools.count()
+
+    def answer(method: str, rid: str | None) -> int:
+        return 503 if is_sample(rid) and next(asked) < 6 else 200
+
+    with serving(dump, run_id="run-a", answer=answer) as stub:
+        summary, error = extract(tmp_path, (stub, dump), effort=Effort(1, retries=0))
+    assert (error, summary.captured, summary.failed) == (None, 3, 0)
+    assert_stored_once(tmp_path / "out", prompts, stub.computed)
 
 
 def test_rows_that_are_refused_do_not_stop_the_others(tmp_path: Path) -> None:
