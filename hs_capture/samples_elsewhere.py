@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_capture.errors import ConfigError, FormatError
+from hs_capture.format.catalog import is_there
 from hs_capture.samples import SAMPLES_FILE, iterate_samples
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def refuse_samples_elsewhere(store: CaptureStore, positions: Iterable[int]) -> N
         )
     # Where the folder really is: a store above a symbolic link to it has no captures of it.
     rids = {rid for some in rids_in.values() for rid in some}
-    above = next((a for a in store.path.resolve().parents if _tells_of(a, rids)), None)
+    # One without the file has no masks, and is named for nothing, also if it is an output.
+    parents = store.path.resolve().parents
+    above = next((a for a in parents if _has_file(a) and _tells_of(a, rids)), None)
     if above is not None:
         raise ConfigError(
             f"{store.path} has no {SAMPLES_FILE}, and the loss masks of captures here are in that "
@@ -87,6 +90,14 @@ def _tells_of(folder: Path, rids: Collection[str]) -> bool:
     except (FormatError, OSError):
         # None, or somebody else's file of this name, unless a mark says whose it is.
         return _is_output(folder)
+
+
+def _has_file(folder: Path) -> bool:
+    """Whether `folder` has a samples.jsonl, or may have one where that cannot be told."""
+    try:
+        return is_there(str(folder / SAMPLES_FILE))
+    except OSError:
+        return True
 
 
 def _is_output(folder: Path) -> bool:

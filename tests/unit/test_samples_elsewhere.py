@@ -155,7 +155,15 @@ def test_an_output_of_extract_without_its_samples_file_is_refused(tmp_path: Path
     with pytest.raises(ConfigError, match=r"its samples\.jsonl, with the loss masks, is gone: put"):
         select(open_store(output))
     with pytest.raises(ConfigError, match=f"in that of {output}: open that folder"):
-        select(open_store(output / RUN.run_id))
+        select(open_store(tmp_path))
+
+
+def test_an_output_above_without_its_samples_file_has_no_masks(tmp_path: Path) -> None:
+    """Such as one that is new, and has the dump directory of its server inside."""
+    dump = write_store(tmp_path / "output" / "dump", (3,))
+    (tmp_path / "output" / EXTRACT_FILE).write_bytes(b"{}\n")
+    for folder in (dump, dump / RUN.run_id):
+        assert masks(folder) == {"r0": [1] * 3}
 
 
 def test_the_mark_of_an_output_has_the_name_that_extract_gives_it() -> None:
