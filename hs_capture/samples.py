@@ -116,6 +116,20 @@ def iterate_samples(folder: str | os.PathLike[str]) -> Iterator[Sample]:
                 yield _sample(line, f"{path}: line {number}")
 
 
+def end_last_line(path: Path) -> None:
+    """Give the last line of a samples.jsonl its line end, if it lacks that alone.
+
+    For the one process that appends, before it cuts off what was never finished.
+    """
+    last = b"\n"
+    with path.open("rb") as file:
+        for line in file:
+            last = line
+    if not last.endswith(b"\n") and _is_whole(last):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
 def _is_whole(line: bytes) -> bool:
     """Whether a last line without a line end is more than the beginning of one."""
     try:

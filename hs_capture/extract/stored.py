@@ -19,7 +19,7 @@ from hs_capture.format.index import IndexEntry, cut_torn_line
 from hs_capture.format.record import Record
 from hs_capture.format.run import RunInfo
 from hs_capture.format.tail import IndexTail
-from hs_capture.samples import SAMPLES_FILE
+from hs_capture.samples import SAMPLES_FILE, end_last_line
 
 _RUN_IS_LOST = (
     "put it back (the run of this name in the server's dump directory has the same one), or remove "
@@ -37,11 +37,14 @@ class _Line(Record):
 def lined_rids(output: Path) -> Iterator[str]:
     """The rids that have a line in samples.jsonl; an unfinished last line is cut off.
 
+    One that lacks its line end alone counts, as it does for readers, and gets it.
+
     Raises `ConfigError` for a finished line that is broken.
     """
     path = output / SAMPLES_FILE
     if not path.exists():
         return
+    end_last_line(path)
     cut_torn_line(path)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

@@ -87,6 +87,18 @@ def test_a_crash_between_capture_and_line_is_found(tmp_path: Path) -> None:
     assert Ledger(output, KEY, 2).totals.captured == 2
 
 
+def test_a_last_line_that_lacks_its_line_end_counts_and_gets_it(tmp_path: Path) -> None:
+    """As readers have it; the loss mask in it may have been put there by hand."""
+    output = tmp_path / "out"
+    store_of(tmp_path / "dump", output, 2)
+    path = output / "samples.jsonl"
+    lines = path.read_bytes()
+    path.write_bytes(lines[:-1])
+    again = Ledger(output, KEY, 3)
+    assert ([again.has(n) for n in range(3)], again.unclaimed) == ([True, True, False], {})
+    assert path.read_bytes() == lines
+
+
 def test_a_line_whose_capture_is_gone_counts_for_nothing(tmp_path: Path) -> None:
     run, files = published(tmp_path / "dump", 1)
     output = tmp_path / "out"
