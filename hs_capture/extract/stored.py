@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hs_capture.errors import ConfigError, FormatError
 from hs_capture.extract.output import PART
-from hs_capture.format.catalog import RUN_FILE, capture_files, describe
+from hs_capture.format.catalog import RUN_FILE, SUFFIX, capture_files, describe, is_there
 from hs_capture.format.index import IndexEntry, cut_torn_line
 from hs_capture.format.record import Record
 from hs_capture.format.run import RunInfo
@@ -54,26 +54,33 @@ def lined_rids(output: Path) -> Iterator[str]:
 def captures(output: Path, key: str) -> Iterator[tuple[Path, IndexEntry]]:
     """Each capture file in a run of the store, with the folder of the run, in no order.
 
+    Of others than the extraction with this key only those that an index names. Folders with a dot
+    before their name (snapshots, a file manager's trash) are no runs.
+
     Raises `ConfigError` when captures of the extraction with this key lie in no run, when a
     run.json is damaged, and when a capture can be described neither by an index nor by itself.
     """
-    for folder in sorted(path for path in output.glob("*") if path.is_dir()):
-        files = set(capture_files(folder))
+    for folder in _folders(output):
+        try:
+            run = is_there(str(folder / RUN_FILE))
+        except PermissionError:
+            # What may not be looked into, such as the lost+found of a file system, is no run.
+            continue
+        if not run:
+            if any(_is_of(key, name) for name in _names_as_in_a_run(folder)):
+                raise ConfigError(f"{folder} holds captures, but no {RUN_FILE}: {_RUN_IS_LOST}")
+            continue
         try:
             RunInfo.read(folder / RUN_FILE)
-        except FileNotFoundError:
-            if any(_is_of(key, file) for file in files):
-                raise ConfigError(
-                    f"{folder} holds captures, but no {RUN_FILE}: {_RUN_IS_LOST}"
-                ) from None
-            continue
         except FormatError as error:
             raise ConfigError(f"{error}; {_RUN_IS_LOST}") from error
+        files = set(capture_files(folder))
         for entry in _indexed(folder):
             if entry.file in files:
                 files.remove(entry.file)
                 yield folder, entry
-        for file in sorted(files):
+        # Those of others are not opened: damaged or not, they are no samples of this extraction.
+        for file in sorted(file for file in files if _is_of(key, file)):
             yield folder, _described(folder, file)
 
 
@@ -85,6 +92,27 @@ def remove_parts(output: Path, key: str) -> None:
     for left_over in output.glob(f"*/*/.*{PART}"):
         if _is_of(key, left_over.name):
             left_over.unlink(missing_ok=True)
+
+
+def _folders(output: Path) -> list[Path]:
+    return sorted(p for p in output.glob("*") if not p.name.startswith(".") and os.path.isdir(p))
+
+
+def _names_as_in_a_run(folder: Path) -> Iterator[str]:
+    """The names of the captures that lie in `folder` where a run has them; see docs/files.md.
+
+    What lies deeper, such as a copy of a whole run, is none of the store's.
+    """
+    for block in _names(folder):
+        if block.isdecimal():
+            yield from (name for name in _names(folder / block) if name.endswith(SUFFIX))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (PermissionError, NotADirectoryError):
+        return []
 
 
 def _rid(line: bytes, place: str) -> str:

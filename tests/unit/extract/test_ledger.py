@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import tempfile
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -216,7 +220,7 @@ def test_captures_without_their_run_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_capture_that_no_index_names_is_refused(tmp_path: Path) -> None:
-    """Whose it is cannot be told; without it, its sample is fetched again."""
+    """By its name it is of this extraction; without it, its sample is fetched again."""
     output = tmp_path / "out"
     store_of(tmp_path / "dump", output, 2)
     (output / "run-a" / "index-tp0.jsonl").unlink()
@@ -227,6 +231,61 @@ def test_a_damaged_capture_that_no_index_names_is_refused(tmp_path: Path) -> Non
     damaged.unlink()
     again = Ledger(output, KEY, 2)
     assert (again.has(0), again.has(1)) == (True, False)
+
+
+def test_a_damaged_capture_of_others_is_not_opened(tmp_path: Path) -> None:
+    """It is none of this extraction's samples, so nothing would be fetched again without it."""
+    output = tmp_path / "out"
+    store_of(tmp_path / "dump", output, 1)
+    other = write_run(output, replace(RUN, run_id="run-b"))
+    (other / "000000").mkdir()
+    (other / "000000" / "000000000-chat-7.hsc").write_bytes(b"cut off")
+    again = Ledger(output, KEY, 2)
+    assert [again.has(number) for number in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("place", ["backup/run-a", ".snapshot/run-a", ".Trash-1000"])
+def test_copies_of_captures_that_are_kept_in_the_output_are_passed_over(
+    tmp_path: Path, place: str
+) -> None:
+    output = tmp_path / "out"
+    ledger = store_of(tmp_path / "dump", output, 2)
+    shutil.copytree(output / "run-a", output / place)
+    if place.startswith(".T"):
+        (output / place / "run.json").unlink()
+    again = Ledger(output, KEY, 2)
+    assert [again.has(number) for number in range(2)] == [True, True]
+    assert again.totals == ledger.totals
+
+
+def test_a_folder_that_may_not_be_looked_into_is_passed_over(nobody_s: Path) -> None:
+    """The lost+found of a file system whose mount point is the output, from the first run on."""
+    output = nobody_s / "out"
+    assert not Ledger(output, KEY, 1).has(0)
+    store_of(nobody_s / "dump", output, 1)
+    assert Ledger(output, KEY, 1).has(0)
+
+
+@pytest.fixture
+def nobody_s() -> Iterator[Path]:
+    """A folder whose `out` has a lost+found that the test, if root's, may not look into."""
+    # Not in tmp_path, whose parents are open to the user alone who runs the tests.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        lost = folder / "out" / "lost+found"
+        lost.mkdir(parents=True)
+        lost.chmod(0)
+        root = os.geteuid() == 0
+        if root:
+            for path in (folder, folder / "out"):
+                os.chown(path, 65534, -1)
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+            lost.chmod(0o700)
 
 
 @pytest.mark.parametrize("line", [b"\n", b"{\n", b"[1]\n", b"{}\n", b'{"rid":3}\n', b"\xff\n"])
