@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_capture.errors import ConfigError, FormatError
-from hs_capture.format.catalog import is_there
+from hs_capture.format.catalog import RUN_FILE, is_there
 from hs_capture.samples import SAMPLES_FILE, iterate_samples
 
 if TYPE_CHECKING:
@@ -52,9 +52,11 @@ def refuse_samples_elsewhere(store: CaptureStore, positions: Iterable[int]) -> N
         )
     # Where the folder really is: a store above a symbolic link to it has no captures of it.
     rids = {rid for some in rids_in.values() for rid in some}
-    # One without the file has no masks, and is named for nothing, also if it is an output.
-    parents = store.path.resolve().parents
-    above = next((a for a in parents if _has_file(a) and _tells_of(a, rids)), None)
+    # One without the file has no masks, and is named for nothing, also if it is an output: but for
+    # that of a single run, which is the output that the run was moved to.
+    here = store.path.resolve()
+    places = [a for a in here.parents if _has_file(a) or _has_run(a, here)]
+    above = next((a for a in places if _tells_of(a, rids)), None)
     if above is not None:
         raise ConfigError(
             f"{store.path} has no {SAMPLES_FILE}, and the loss masks of captures here are in that "
@@ -98,6 +100,11 @@ def _has_file(folder: Path) -> bool:
         return is_there(str(folder / SAMPLES_FILE))
     except OSError:
         return True
+
+
+def _has_run(output: Path, run: Path) -> bool:
+    """Whether `run` is the folder of a run directly in `output`, an output of extract."""
+    return run.parent == output and (run / RUN_FILE).is_file() and _is_output(output)
 
 
 def _is_output(folder: Path) -> bool:

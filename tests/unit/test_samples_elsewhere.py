@@ -154,8 +154,9 @@ def test_an_output_of_extract_without_its_samples_file_is_refused(tmp_path: Path
     (output / EXTRACT_FILE).write_bytes(b"{}\n")
     with pytest.raises(ConfigError, match=r"its samples\.jsonl, with the loss masks, is gone: put"):
         select(open_store(output))
-    with pytest.raises(ConfigError, match=f"in that of {output}: open that folder"):
-        select(open_store(tmp_path))
+    for folder in (tmp_path, output / RUN.run_id):
+        with pytest.raises(ConfigError, match=f"in that of {output}: open that folder"):
+            select(open_store(folder))
 
 
 def test_an_output_above_without_its_samples_file_has_no_masks(tmp_path: Path) -> None:
