@@ -6,7 +6,6 @@ one in the line, and what it was made of is still what the store has.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_capture.errors import ConfigError
+from hs_capture.format.append import append_whole
 from hs_capture.format.record import Record
 
 if TYPE_CHECKING:
@@ -110,17 +110,9 @@ class Ledger:
     def append(self, line: Exported) -> None:
         """Record a published file; it is not held in memory.
 
-        After an `OSError` none of the line is there: behind a torn one the next would be torn too.
+        After an `OSError` none of the line is there.
         """
-        data = line.to_json() + b"\n"
-        before = os.fstat(self._file).st_size
-        try:
-            # A short write is how a full file system begins to say so.
-            if os.write(self._file, data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        except OSError:
-            os.ftruncate(self._file, before)
-            raise
+        append_whole(self._file, line.to_json() + b"\n", self.path)
 
     def _read(self) -> list[Exported]:
         data = self.path.read_bytes()

@@ -7,7 +7,6 @@ done again: a capture that has its final name already is recognised by its bytes
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from hs_capture.errors import ConfigError, FormatError
 from hs_capture.extract.number_set import NumberSet
+from hs_capture.format.append import append_whole
 from hs_capture.format.atomic import sync_folder, write_atomically
 from hs_capture.format.catalog import RUN_FILE, describe, is_there
 from hs_capture.format.container import ContainerReader
@@ -220,15 +220,7 @@ def append_durably(path: Path, data: bytes, mode: int) -> None:
     created = not path.exists()
     descriptor = open_to_append(path, mode)
     try:
-        before = os.fstat(descriptor).st_size
-        try:
-            # A short write is how a full file system begins to say so.
-            if os.write(descriptor, data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, before)
-            raise
+        append_whole(descriptor, data, path, durable=True)
     finally:
         os.close(descriptor)
     if created:

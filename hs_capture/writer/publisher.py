@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from hs_capture.errors import FormatError
 from hs_capture.faults import FaultLog
+from hs_capture.format.append import append_whole
 from hs_capture.format.catalog import capture_files, describe
 from hs_capture.format.codec import dtype_of
 from hs_capture.format.index import IndexEntry, append_line, cut_torn_line, iterate_index
@@ -167,7 +167,7 @@ class Publisher:
         with self._lock:
             try:
                 while self._owed:
-                    self._append(self._owed[0])
+                    append_whole(self._index, self._owed[0], self._index_path)
                     self._owed.popleft()
                 self.owes = False
             except OSError as error:
@@ -232,13 +232,6 @@ class Publisher:
             self._owed.append(append_line(entry))
             self._count(entry)
         self.pay_owed()
-
-    def _append(self, line: bytes) -> None:
-        written = os.write(self._index, line)
-        if written < len(line):
-            # The file system is full in the middle of a line; the next one must begin afresh.
-            os.ftruncate(self._index, os.fstat(self._index).st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._index_path))
 
     def _count(self, entry: IndexEntry) -> None:
         if entry.file is None:
