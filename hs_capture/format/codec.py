@@ -123,8 +123,9 @@ def _plane(words: NDArray[Any], number: int) -> memoryview:
 
     Shifts of whole words are several times as fast as strided access to single bytes.
     """
-    shifted = words >> 8 * number if number else words
-    return shifted.astype(np.uint8).data
+    plane = np.empty(words.shape, np.uint8)
+    np.right_shift(words, 8 * number, out=plane, casting="unsafe")
+    return plane.data
 
 
 def encode_planes(planes: Sequence[Buffer], dtype: str) -> Encoded:
