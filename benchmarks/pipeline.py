@@ -76,7 +76,9 @@ class Pipeline:
         self._indexed_bytes = self._published = self._sent = 0
         self._removed = 0
         streams = tuple(StreamSpec(f"layer.{i}", "bfloat16", WIDTH) for i in range(STREAMS))
-        self._tap, _, self._launcher = writers.start(root, RING_BYTES, streams, workers, TOKENS)
+        self._tap, self._producer, self._launcher = writers.start(
+            root, RING_BYTES, streams, workers, TOKENS
+        )
 
     def run(self, tensors: list[torch.Tensor], batches: int) -> dict[str, float]:
         """Capture `batches`; return GB/s until all are published, microseconds a batch on this
@@ -105,12 +107,21 @@ class Pipeline:
             "writer_s_GB": (self._writer_seconds() - before) / gigabytes,
         }
 
-    def _writer_seconds(self) -> float:
+    @property
+    def writer(self) -> int:
+        """The writer's process id."""
         status = self._root / "status-bench.json"
         while not status.exists():
             time.sleep(0.01)
-        pid = orjson.loads(status.read_bytes())["writer_pid"]
-        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        pid: int = orjson.loads(status.read_bytes())["writer_pid"]
+        return pid
+
+    def counters(self) -> dict[str, int]:
+        """What both sides of the ring have counted so far."""
+        return self._producer.region.counters()
+
+    def _writer_seconds(self) -> float:
+        _, _, fields = Path(f"/proc/{self.writer}/stat").read_text().rpartition(")")
         user, system = fields.split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
