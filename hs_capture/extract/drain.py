@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hs_capture.errors import ConfigError, FormatError, StoreNotFoundError
 from hs_capture.extract.output import OutputRun, Staged, remove_sources
-from hs_capture.format.catalog import RUN_FILE, SUFFIX
+from hs_capture.format.catalog import SUFFIX, runs_in
 from hs_capture.format.links import all_linked
 from hs_capture.output_folder import refuse_file
 
@@ -151,10 +151,8 @@ def run_folders(source: Path) -> list[Path]:
 
     Raises `StoreNotFoundError` when there is no such directory.
     """
-    if (source / RUN_FILE).is_file():
-        return [source]
     try:
-        return sorted(path for path in source.iterdir() if (path / RUN_FILE).is_file())
+        return runs_in(source)
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFoundError(f"{source}: there is no such directory") from None
 

@@ -27,6 +27,8 @@ from hs_capture.format.run import RunInfo
 
 SUFFIX = ".hsc"
 RUN_FILE = "run.json"
+LOST_AND_FOUND = "lost+found"
+"""Is in the top folder of a disk, which may be a store."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +57,14 @@ class Catalog:
 def find_catalogs(path: Path) -> list[Catalog]:
     """The catalogs under `path`, oldest run first; captures that belong to no run come before.
 
-    It is safe while a server writes there: what is published meanwhile is seen or not, as a whole.
+    Hidden folders inside it and lost+found are passed over. It is safe while a server writes there:
+    what is published meanwhile is seen or not, as a whole.
+
     Raises `FormatError` for a damaged run.json, and for a damaged file that no index names.
     """
     catalogs = []
     loose: list[str] = []
-    for folder, subfolders, names in os.walk(path, onerror=_raise_unless_gone):
+    for folder, subfolders, names in _walk(path):
         if RUN_FILE in names:
             catalogs.append(_catalog_of_run(Path(folder)))
             subfolders.clear()
@@ -96,9 +100,21 @@ def _catalog(
     return Catalog(directory, run, tuple(map(sources.resolved, entries)), sources)
 
 
+def runs_in(directory: Path) -> list[Path]:
+    """The folders of the runs directly in `directory`, by name; itself where it is one.
+
+    Hidden folders and lost+found are passed over. Raises the `OSError` of a directory that is not
+    there, or that may not be looked into.
+    """
+    if (directory / RUN_FILE).is_file():
+        return [directory]
+    folders = sorted(path for path in directory.iterdir() if _is_a_stores(path.name))
+    return [path for path in folders if (path / RUN_FILE).is_file()]
+
+
 def capture_files(directory: Path) -> Iterator[str]:
     """The capture files under `directory`, relative to it, in no order."""
-    for folder, _, names in os.walk(directory, onerror=_raise_unless_gone):
+    for folder, _, names in _walk(directory):
         yield from _captures(folder, names, directory)
 
 
@@ -161,6 +177,22 @@ def _captures(folder: str, names: list[str], directory: Path) -> list[str]:
     inside = Path(folder).relative_to(directory).as_posix()
     prefix = "" if inside == "." else f"{inside}/"
     return [prefix + name for name in names if name.endswith(SUFFIX)]
+
+
+def _is_a_stores(folder: str) -> bool:
+    """Whether a folder of this name may have captures of the store that it is in.
+
+    Not the hidden ones, a file system's snapshots and a desktop's wastebasket among them, and not
+    what fsck finds, which only root may list.
+    """
+    return not folder.startswith(".") and folder != LOST_AND_FOUND
+
+
+def _walk(directory: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Each folder with its subfolders and its files; who takes subfolders out does not go there."""
+    for folder, subfolders, names in os.walk(directory, onerror=_raise_unless_gone):
+        subfolders[:] = filter(_is_a_stores, subfolders)
+        yield folder, subfolders, names
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from hs_capture.counted import count_text
 from hs_capture.errors import ConfigError
+from hs_capture.format.catalog import RUN_FILE
 from hs_capture.hooks.compat import PROCESS_MARKS
 from hs_capture.settings import DUMP_DIR, Settings, dump_dir_of
 from hs_capture.verify.activity import (
@@ -25,7 +26,7 @@ from hs_capture.verify.pace import look_at_pace
 from hs_capture.verify.processes import find_servers
 from hs_capture.verify.progress import Progress
 from hs_capture.verify.report import Check, Proof, Report, Verdict
-from hs_capture.verify.runs import RUN_FILE, Evidence, read_evidence
+from hs_capture.verify.runs import Evidence, read_evidence
 from hs_capture.verify.servers import look_at_server, look_at_sglang
 from hs_capture.verify.summary import summary_of
 

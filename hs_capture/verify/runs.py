@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hs_capture.errors import FormatError
-from hs_capture.format.catalog import capture_files
+from hs_capture.format.catalog import RUN_FILE, capture_files, runs_in
 from hs_capture.format.index import IndexEntry, read_index
 from hs_capture.format.links import Sources
 from hs_capture.format.run import Refusal, RunInfo, Status
@@ -19,7 +19,6 @@ from hs_capture.soundness import newest_files
 from hs_capture.verify.processes import started_at
 from hs_capture.writer.leftovers import OPEN_FOLDER
 
-RUN_FILE = "run.json"
 REFUSAL_FILE = "last-refusal.json"
 T = TypeVar("T")
 
@@ -136,10 +135,8 @@ def _tried(read: Callable[[Path], T], file: Path, damage: list[str]) -> T | None
 
 
 def _run_directories(dump_dir: Path) -> list[Path]:
-    if (dump_dir / RUN_FILE).is_file():
-        return [dump_dir]
     try:
-        return [path for path in dump_dir.iterdir() if (path / RUN_FILE).is_file()]
+        return runs_in(dump_dir)
     except OSError:
         # The check of the directory says what is wrong with it.
         return []

@@ -389,6 +389,18 @@ def test_where_nothing_is_there_is_no_store(tmp_path: Path, kind: str) -> None:
 # The files are the truth, the index is a convenience.
 
 
+def test_what_a_disk_keeps_beside_a_store_is_no_part_of_it(tmp_path: Path) -> None:
+    """A snapshot or a wastebasket has captures a second time, lost+found what was broken."""
+    dump = tmp_path / ".cache" / "dump"
+    run = write_run(dump)
+    write_capture(run, 0, "r", STREAMS)
+    for beside in (".snapshot", ".Trash-1000", "lost+found"):
+        shutil.copytree(run, dump / beside / run.name)
+    shutil.copytree(run / "000000", run / ".000000.old")
+    (run / next(run.glob("index-*.jsonl"))).unlink()
+    assert [capture.rid for capture in open_store(dump)] == ["r"]
+
+
 def test_files_that_the_index_does_not_name_are_found(dump: Path) -> None:
     run = write_run(dump)
     first = write_capture(run, 0, "a", STREAMS, indexed=False)
