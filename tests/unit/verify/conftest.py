@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from capture_files import RUN, states, write_capture, write_run
 from hs_capture.cli import main
 from hs_capture.format.run import RunInfo, Status
 from hs_capture.settings import PREFIX
+from hs_capture.verify.processes import Server, find_servers
 
 Verify = Callable[..., "Answer"]
 NewRun = Callable[..., Path]
@@ -46,6 +47,16 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the shell that runs the tests gets in."""
     for name in [n for n in os.environ if n.startswith(PREFIX) or n == "SGLANG_PLUGINS"]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_server_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify sees the servers that a test starts, and no other one that this machine runs."""
+
+    def started_here(marks: Sequence[str]) -> list[Server]:
+        return [server for server in find_servers(marks) if server.root.parent == os.getpid()]
+
+    monkeypatch.setattr("hs_capture.verify.diagnosis.find_servers", started_here)
 
 
 @pytest.fixture(autouse=True)
