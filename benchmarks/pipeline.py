@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pickle
 import shutil
 import statistics
@@ -33,6 +32,7 @@ from activations import residual_stream
 from figures import Spread, Target, machine
 from published import require_whole
 from safetensors.torch import save_file
+from usage import Usage
 
 from hs_capture.capture.batch import Request, batch_of
 from hs_capture.capture.copier import HostCopier
@@ -85,7 +85,7 @@ class Pipeline:
         """Capture `batches`; return GB/s until all are published, microseconds a batch on this
         thread, and the writer's seconds of the processor for a GB."""
         ids = np.arange(TOKENS, dtype=np.int64)
-        before = self._writer_seconds()
+        before = Usage.of(self.writer)
         began = time.perf_counter()
         on_thread = 0.0
         for _ in range(batches):
@@ -102,10 +102,12 @@ class Pipeline:
         seconds = time.perf_counter() - began
         require_whole([self._index])
         gigabytes = batches * BATCH_BYTES / 1e9
+        after = Usage.of(self.writer)
+        writer_seconds = after.user + after.system - before.user - before.system
         return {
             "GB_s": gigabytes / seconds,
             "caller_us": 1e6 * on_thread / batches,
-            "writer_s_GB": (self._writer_seconds() - before) / gigabytes,
+            "writer_s_GB": writer_seconds / gigabytes,
         }
 
     @property
@@ -120,11 +122,6 @@ class Pipeline:
     def counters(self) -> dict[str, int]:
         """What both sides of the ring have counted so far."""
         return self._producer.region.counters()
-
-    def _writer_seconds(self) -> float:
-        _, _, fields = Path(f"/proc/{self.writer}/stat").read_text().rpartition(")")
-        user, system = fields.split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         """Let the writer end."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -30,14 +29,14 @@ from typing import Any
 import torch
 from figures import machine
 from pipeline import BATCH_BYTES, Pipeline, batch_tensors, codec_alone, pipelines_of
+from usage import Usage
 
 POOL_THREAD = "hs-capture-writer"
 ZSTD, PLANES, CHECKSUM = "zstd", "the split into planes", "checksum"
 KERNEL, PYTHON = "files: the kernel", "Python"
 LOCK = "waits for a lock, Python's or another"
 TURN, WORK = "waits for its turn to compress", "waits for work"
-STATES = (ZSTD, PLANES, CHECKSUM, KERNEL, PYTHON, LOCK, TURN, WORK)
-"""What a thread of the pool may be found doing."""
+"""What a thread of the pool may be found doing: one of these eight."""
 
 _CALLS = {
     "_compress ": ZSTD,
@@ -80,7 +79,7 @@ class Stack:
 
     @property
     def state(self) -> str:
-        """One of `STATES`: what the innermost line of Python is for, unless it runs or waits."""
+        """What the innermost line of Python is for, unless it runs or waits itself."""
         leaf, line = self.frames[-1], self.python_line
         if _PYTHON_FRAME.search(leaf):
             return PYTHON
@@ -93,30 +92,6 @@ class Stack:
         if line.startswith("Assembler._compressed"):
             return TURN
         return LOCK
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a process has had so far: seconds of the processor, faults of pages, and how often its
-    threads slept."""
-
-    user: float
-    system: float
-    faults: int
-    sleeps: int
-
-    @classmethod
-    def of(cls, pid: int) -> Usage:
-        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-        numbers = [int(number) for number in fields.split()[7:13]]
-        tick = os.sysconf("SC_CLK_TCK")
-        sleeps = 0
-        for status in Path(f"/proc/{pid}/task").glob("*/status"):
-            found = re.search(
-                r"^voluntary_ctxt_switches:\s+(\d+)$", status.read_text(), re.MULTILINE
-            )
-            sleeps += int(found[1]) if found else 0
-        return cls(numbers[4] / tick, numbers[5] / tick, numbers[0], sleeps)
 
 
 def unwatched(pipeline: Pipeline, tensors: list[torch.Tensor], seconds: float) -> dict[str, float]:
@@ -219,9 +194,11 @@ def main() -> int:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=int, default=8)
     parser.add_argument("--rate", type=int, default=50)
-    parser.add_argument("--py-spy", default=shutil.which("py-spy") or "py-spy")
+    parser.add_argument("--py-spy", default="py-spy")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if shutil.which(options.py_spy) is None:
+        parser.error(f"there is no {options.py_spy}: pip install py-spy, or give --py-spy PATH")
     torch.set_num_threads(1)
     tensors = batch_tensors()
     ran_on = machine("torch", "numpy", "zstandard")

@@ -14,7 +14,14 @@ from pathlib import Path
 
 from hs_capture.errors import ConfigError, FormatError
 from hs_capture.extract.output import PART
-from hs_capture.format.catalog import RUN_FILE, SUFFIX, capture_files, describe, is_there
+from hs_capture.format.catalog import (
+    RUN_FILE,
+    SUFFIX,
+    capture_files,
+    describe,
+    is_there,
+    may_hold_captures,
+)
 from hs_capture.format.index import IndexEntry, cut_torn_line
 from hs_capture.format.record import Record
 from hs_capture.format.run import RunInfo
@@ -54,8 +61,7 @@ def lined_rids(output: Path) -> Iterator[str]:
 def captures(output: Path, key: str) -> Iterator[tuple[Path, IndexEntry]]:
     """Each capture file in a run of the store, with the folder of the run, in no order.
 
-    Of others than the extraction with this key only those that an index names. Folders with a dot
-    before their name (snapshots, a file manager's trash) are no runs.
+    Of others than the extraction with this key only those that an index names.
 
     Raises `ConfigError` when captures of the extraction with this key lie in no run, when a
     run.json is damaged, and when a capture can be described neither by an index nor by itself.
@@ -64,7 +70,7 @@ def captures(output: Path, key: str) -> Iterator[tuple[Path, IndexEntry]]:
         try:
             run = is_there(str(folder / RUN_FILE))
         except PermissionError:
-            # What may not be looked into, such as the lost+found of a file system, is no run.
+            # What may not be looked into is no run.
             continue
         if not run:
             if any(_is_of(key, name) for name in _names_as_in_a_run(folder)):
@@ -95,7 +101,7 @@ def remove_parts(output: Path, key: str) -> None:
 
 
 def _folders(output: Path) -> list[Path]:
-    return sorted(p for p in output.glob("*") if not p.name.startswith(".") and os.path.isdir(p))
+    return sorted(p for p in output.glob("*") if may_hold_captures(p.name) and os.path.isdir(p))
 
 
 def _names_as_in_a_run(folder: Path) -> Iterator[str]:

@@ -108,7 +108,7 @@ def runs_in(directory: Path) -> list[Path]:
     """
     if (directory / RUN_FILE).is_file():
         return [directory]
-    folders = sorted(path for path in directory.iterdir() if _is_a_stores(path.name))
+    folders = sorted(path for path in directory.iterdir() if may_hold_captures(path.name))
     return [path for path in folders if (path / RUN_FILE).is_file()]
 
 
@@ -179,8 +179,8 @@ def _captures(folder: str, names: list[str], directory: Path) -> list[str]:
     return [prefix + name for name in names if name.endswith(SUFFIX)]
 
 
-def _is_a_stores(folder: str) -> bool:
-    """Whether a folder of this name may have captures of the store that it is in.
+def may_hold_captures(folder: str) -> bool:
+    """Whether a folder of this name in a store may have captures of it.
 
     Not the hidden ones, a file system's snapshots and a desktop's wastebasket among them, and not
     what fsck finds, which only root may list.
@@ -191,7 +191,7 @@ def _is_a_stores(folder: str) -> bool:
 def _walk(directory: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     """Each folder with its subfolders and its files; who takes subfolders out does not go there."""
     for folder, subfolders, names in os.walk(directory, onerror=_raise_unless_gone):
-        subfolders[:] = filter(_is_a_stores, subfolders)
+        subfolders[:] = filter(may_hold_captures, subfolders)
         yield folder, subfolders, names
 
 
